@@ -5,8 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz score field bench bench-whatif bench-cpu bench-capture bench-experiments bench-live bench-pages bench-timeline sweep-pages soak kill bench-load audit clean
-.PHONY: docs picture
+.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz docs picture score field bench bench-whatif bench-cpu bench-capture bench-experiments bench-live bench-pages bench-timeline sweep-pages soak kill bench-load audit clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
+import re
 import socket
 import webbrowser
 from collections.abc import Callable, Sequence
+from html import escape as html_escape
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from gpudiag_dashboard.components import View
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS, GO, Page
 from gpudiag_dashboard.pages import PAGES
+from gpudiag_dashboard.tabs import EXPERIMENTS_ALONE, explain_empty
 
 from gpudiag.errors import GpudiagError, InputError, suggest_nearest
 from gpudiag.report.render_html import read_asset
@@ -63,18 +67,22 @@ def register_frame(app: dash.Dash, library: Library) -> None:
 
 
 def _build_content(view: View, page: Page | None, library: Library) -> tuple[bool, Component]:
-    back = components.build_link("To the list of recordings", "/")
+    back = components.build_link("To the list of recordings", View().href())
     try:
         if page is None:
             suggestion = suggest_nearest(view.page, [page.path for page in PAGES])
             raise InputError(f"no page is named {view.page[:100]!r}{suggestion}")
         if page.needs_bundle and view.bundle is None:
-            link = components.build_link("To the list", "/")
+            link = components.build_link("To the list", View().href())
             return False, components.build_empty("No recording is chosen", "Choose one of the list.", link)
         needed = (view.bundle, view.other if page.path == "/compare" else None) if page.needs_bundle else ()
         for name in filter(None, needed):
             entry = library.entry(name)
-            if not page.needs_analysis:
+            if entry.kind == "experiments" and page.path != "/experiments":
+                link = components.build_link("To its experiments", view.href("/experiments"))
+                said = f"{EXPERIMENTS_ALONE[:1].upper()}{EXPERIMENTS_ALONE[1:]}"
+                return False, components.build_empty(said, "gpudiag ab -o DIR wrote them.", link)
+            if not page.needs_analysis or entry.kind == "experiments":
                 continue
             shown = components.clean_text(name, 120)
             analysis = library.progress(name, view.rank if name == view.bundle and page.path not in WHOLE_RECORDING_PAGES else None)
@@ -98,7 +106,7 @@ def _build_content(view: View, page: Page | None, library: Library) -> tuple[boo
 
 def build_head(view: View, page: Page | None, library: Library) -> list[Component]:
     """Return the head of the page: the tool, the recording with its status, and the pages about it."""
-    inside = [components.build_link("gpudiag", "/", css="brand")]
+    inside = [components.build_link("gpudiag", View().href(), css="brand"), _build_theme_button()]
     if view.bundle is None:
         return [html.Div(inside, className="top")]
     inside.append(html.Span(components.clean_text(view.bundle, 160), className="where"))
@@ -109,16 +117,25 @@ def build_head(view: View, page: Page | None, library: Library) -> list[Componen
     if entry.ranks > 1 and view.rank is not None and view.page not in WHOLE_RECORDING_PAGES:
         inside.append(html.Span(f"rank {view.rank} alone", className="where"))
         inside.append(components.build_link("All ranks", view.href(rank=None)))
+    report = library.peek(view.bundle, view.rank)
+    others = sum(one.kind != "experiments" and one.status != "unreadable" for one in library.bundles()) - 1
     tabs = []
     for other in PAGES:
         if not other.needs_bundle:
             continue
-        if other is page:
-            label: list[components.Child] = [other.title, html.Span(" (this page)", className="hidden")]
-            tabs.append(html.Span(components.build_link(label, view.bare.href()), className="to on"))
-        else:
-            tabs.append(html.Span(components.build_link([other.title], view.href(other.path)), className="to"))
+        empty = explain_empty(other.path, entry, report, others=others)
+        hints = [" (this page)"] if other is page else []
+        hints += [f" (empty: {empty})"] if empty else []
+        label: list[components.Child] = [other.title, *(html.Span(hint, className="hidden") for hint in hints)]
+        css = " ".join(["to", *(["on"] if other is page else []), *(["off"] if empty else [])])
+        href = view.bare.href() if other is page else view.href(other.path)
+        tabs.append(html.Span(components.build_link(label, href, title=f"Empty: {empty}" if empty else None), className=css))
     return [html.Div(inside, className="top"), html.Nav(tabs, **{"aria-label": "Pages about this recording"})]
+
+
+def _build_theme_button() -> Component:
+    """Return the button between light and dark colours; the script of all pages follows it, and keeps the choice in the browser."""
+    return html.Button("Light or dark", id="theme", className="theme-button", type="button")
 
 
 _log = logging.getLogger("gpudiag.dashboard")
@@ -130,7 +147,7 @@ _INDEX = """<!doctype html>
 <meta name="color-scheme" content="light dark">
 <title>{%title%}</title>
 {%favicon%}
-<link rel="stylesheet" href="/report.css">
+<link rel="stylesheet" href="{base}/report.css">
 {%css%}
 </head>
 <body>
@@ -145,18 +162,21 @@ _INDEX = """<!doctype html>
 
 def create_app(
     folder: Path, *, allow_run: bool = False, token: str | None = None, names: Sequence[str] = security.LOOPBACK_NAMES,
-    everywhere: bool = False,
+    everywhere: bool = False, base: str = "",
 ) -> dash.Dash:  # fmt: skip
     """Return the dashboard of the recordings in `folder`.
 
     `allow_run`: experiments may be started; `token`: of this start (None: a new one); `names`: hosts that it answers to; `everywhere`: the
-    token is asked for every request, as it must be for an address that others reach.
+    token is asked for every request, as it must be for an address that others reach; `base`: what stands before every path ('/gpudiag'),
+    which whoever calls the app gives as SCRIPT_NAME.
     """
     app = dash.Dash(
         "gpudiag_dashboard",
         title="gpudiag",
         update_title="",
-        index_string=_INDEX,
+        index_string=_INDEX.replace("{base}", html_escape(base)),
+        requests_pathname_prefix=f"{base}/",
+        routes_pathname_prefix="/",
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
         assets_folder=str(Path(__file__).parent / "assets"),
         suppress_callback_exceptions=True,  # pages come and go
@@ -190,8 +210,16 @@ def create_app(
     )
     security.install_guard(server, guard, policy)
     security.install_error_lines(server)
+    server.add_url_rule(security.HEALTH, "health", lambda: _answer_health(library))
     server.add_url_rule("/report.css", "report_css", lambda: flask.Response(read_asset("report.css"), mimetype="text/css"))
     return app
+
+
+def _answer_health(library: Library) -> flask.Response:
+    """Answer whether the dashboard can do its work: 503 where its folder cannot be read. Nothing of a recording is told."""
+    ready = os.access(library.folder, os.R_OK | os.X_OK)
+    said, status = ("ok", 200) if ready else ("the folder of the recordings cannot be read", 503)
+    return flask.Response(f"{said}\n", status, mimetype="text/plain", headers={"Cache-Control": "no-store"})
 
 
 def _report_failure(error: Exception) -> None:
@@ -204,6 +232,8 @@ def _report_failure(error: Exception) -> None:
         line = components.build_error(f"internal error ({kind})", "this is a bug; the terminal of gpudiag dashboard shows more")
     dash.set_props(ALERT, {"children": line})
 
+
+_BASE = re.compile(r"[\w.~-]+(/[\w.~-]+)*", re.ASCII)
 
 THREADS = 8
 
@@ -220,23 +250,25 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8050,
     host_names: Sequence[str] = (),
+    base: str = "",
     allow_run: bool = False,
     open_browser: bool = False,
     say: Callable[[str], None],
 ) -> None:
     """Serve the recordings of `folder` until Ctrl-C.
 
-    `host_names`: those under which a proxy is asked for it. `say` is told the address, and a warning where others can reach it. Raises
+    `host_names`: those under which a proxy is asked for it; `base`: the path below which it stands there ('/gpudiag'), whether the proxy
+    takes that away or not. `say` is told the address, and a warning where others can reach it. Raises
     InputError where it cannot listen there.
     """
     token, public = security.create_token(), bool(host_names) or not is_loopback(host)
-    app = create_app(folder, allow_run=allow_run, token=token, names=(*list_host_names(host), *host_names), everywhere=public)
-    server = create_server(app.server, host, port)
+    app = create_app(folder, allow_run=allow_run, token=token, names=(*list_host_names(host), *host_names), everywhere=public, base=base)
+    server = create_server(app.server, host, port, base)
     # The address that a browser can open: of all addresses of this machine, that of its name
     shown_host = f"[{host}]" if ":" in host else host
     if host in ("0.0.0.0", "::", ""):  # noqa: S104 compared, not bound
         shown_host = socket.gethostname()
-    address = f"http://{shown_host}:{find_port(server)}/"
+    address = f"http://{shown_host}:{find_port(server)}{base}/"
     url = f"{address}?{security.PARAMETER}={token}" if public or allow_run else address
     if public:
         reached, may_run = ", ".join(host_names) or host, " and may start experiments" if allow_run else ""
@@ -253,14 +285,25 @@ def serve(
         server.close()
 
 
-def create_server(server: Any, host: str, port: int) -> Any:
-    """Return waitress, listening. Raises InputError."""
+def parse_base(text: str) -> str:
+    """Return a base path as '/gpudiag', '' for the root. Raises InputError for what is no path."""
+    base = text.strip().strip("/")
+    if not base:
+        return ""
+    if not _BASE.fullmatch(base):
+        raise InputError(f"{text!r} is no base path", "give one like /gpudiag: letters, digits and - . _ ~ between slashes")
+    return f"/{base}"
+
+
+def create_server(server: Any, host: str, port: int, base: str = "") -> Any:
+    """Return waitress, listening; what comes below the path `base` is answered as what comes without it. Raises InputError."""
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # it warns of each request that waits for a thread
     try:
         return waitress.create_server(
             server,
             host=host,
             port=port,
+            url_prefix=base,
             threads=THREADS,
             ident="gpudiag",
             connection_limit=choose_connection_limit(),

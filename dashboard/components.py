@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
+import flask
 import msgspec
 from dash import dcc, html
 from dash.development.base_component import Component
 
 from gpudiag.report import blocks
-from gpudiag.report.blocks import Block, Cell, Link, Section, Table
+from gpudiag.report.blocks import Block, Cell, Link, Row, Section, Table
 from gpudiag.report.console import clean, join_units, split_code_lines
 from gpudiag.report.labels import pluralize
 from gpudiag.report.render_html import is_link
@@ -25,6 +26,11 @@ MOST_CHARACTERS = 2_000
 BUNDLE, OTHER = "bundle", "other"
 RANK = "rank"
 """Which rank of the recording is looked at: it stays from page to page."""
+
+
+def find_base() -> str:
+    """Return what stands before every path of this server, where a proxy serves it below a path of its own ('/gpudiag'); '' else."""
+    return flask.request.script_root if flask.has_request_context() else ""
 
 
 class View(msgspec.Struct, frozen=True):
@@ -41,6 +47,7 @@ class View(msgspec.Struct, frozen=True):
     def parse(cls, pathname: object, search: object) -> View:
         """Return what an address means; what is too long or too much, or no text, is left out: any program may send a request."""
         pathname, search = (text if isinstance(text, str) else "" for text in (pathname, search))
+        pathname = pathname.removeprefix(find_base())
         given = parse_qsl(search.removeprefix("?")[: MOST_KEYS * MOST_CHARACTERS], max_num_fields=None)
         query = {key: value for key, value in given[:MOST_KEYS] if len(key) + len(value) <= MOST_CHARACTERS}
         return cls("/" + pathname.strip("/")[:MOST_CHARACTERS], query.pop(BUNDLE, None), query.pop(OTHER, None), query)
@@ -54,7 +61,7 @@ class View(msgspec.Struct, frozen=True):
         kept = self.query if page in (None, self.page) else self.bare.query
         state: dict[str, str | int | None] = {BUNDLE: self.bundle, OTHER: self.other, **kept, **query}
         text = urlencode([(key, str(value)) for key, value in state.items() if value is not None], quote_via=quote)
-        return f"{self.page if page is None else page}{f'?{text}' if text else ''}"
+        return f"{find_base()}{self.page if page is None else page}{f'?{text}' if text else ''}"
 
     @property
     def bare(self) -> View:
@@ -118,9 +125,24 @@ def build_card(title: str, *children: Child, tone: str = "", level: int = 2, anc
 
 
 def build_figure(identity: str, figure: dict[str, Any], label: str, **options: Any) -> Component:
-    """Return a plotly figure with the colours of the page; `label` says in words what it shows, `options` go to dcc.Graph."""
+    """Return a plotly figure with the colours of the page; `label` says in words what it shows, `options` go to dcc.Graph.
+
+    It is as high as its layout says: without a height of its own the place of a figure collapses where plotly measures it while hidden.
+    """
+    height = figure.get("layout", {}).get("height")
+    options = {"style": measure_figure(height), **options} if height else options
     graph = dcc.Graph(id=identity, figure=figure, config=GRAPH, **options)
     return html.Div(graph, className="figure", role="group", **{"aria-label": label})
+
+
+def measure_figure(height: int) -> dict[str, str]:
+    """Return the style of the place of a figure that is `height` pixels high."""
+    return {"height": f"{height}px"}
+
+
+def build_key(key: Sequence[tuple[str, str]]) -> Component | None:
+    """Return what colours stand for, (class of the swatch, name) one beside the other; None for none."""
+    return html.Ul([html.Li([html.Span(className=f"swatch {css}"), label]) for css, label in key], className="key") if key else None
 
 
 def build_section(section: Section | None, view: View) -> list[Component]:
@@ -153,10 +175,15 @@ def find_address(link: Link, view: View) -> str:
     return view.href("/ops", op=value, group=None, sheet=None)
 
 
-def build_table(table: Table, view: View, *, sorts: Mapping[str, tuple[str, str]] | None = None, css: str = "") -> Component:
+def build_table(
+    table: Table, view: View, *, sorts: Mapping[str, tuple[str, str]] | None = None, css: str = "",
+    lead: tuple[str, Sequence[Child]] | None = None, whole: bool = False, key: str | None = None,
+) -> Component:  # fmt: skip
     """Return a table in a region that scrolls sideways where it is too wide; the first cell of a row heads it.
 
-    `sorts`: title -> the address that sorts by it, and 'ascending' or 'descending' where it is sorted so.
+    `sorts`: title -> the address that sorts by it, and 'ascending' or 'descending' where it is sorted so; `lead`: a column before all
+    others, its title and what stands in each row; `whole`: the page scrolls, not the table, and its head stays in sight; `key`: with
+    another one the browser makes the table anew, whose rows may have been folded by hand.
     """
     kept = [
         k for k, column in enumerate(table.columns)
@@ -168,8 +195,8 @@ def build_table(table: Table, view: View, *, sorts: Mapping[str, tuple[str, str]
         label: Child = build_link(column.title, href, title=f"Sort by {column.title}") if href else column.title
         sort = {"aria-sort": order} if order else {}
         heads.append(html.Th(label, scope="col", title=column.help or None, className="number" if column.numeric else None, **sort))
-    body = []
-    for row in table.rows:
+    body, deep = [], any(row.depth for row in table.rows)
+    for place, row in enumerate(table.rows):
         cells: list[Component] = []
         for k in kept:
             details = [*([row.detail] if k == table.name_place else []), *row.cells[k].details]
@@ -177,11 +204,32 @@ def build_table(table: Table, view: View, *, sorts: Mapping[str, tuple[str, str]
             if table.columns[k].kind == "bar":
                 inside = [_build_gain_bar(row.cells[k].value)]
             css_class = "number" if table.columns[k].numeric else "place" if row.level == "part" else None
+            if not cells and deep:
+                inside = _build_branch(inside, row)
             cells.append(html.Td(inside, className=css_class) if cells else html.Th(inside, className=css_class, scope="row"))
-        body.append(html.Tr(cells, className=row.level or None))
+        before = [html.Td(lead[1][place], className="lead-cell")] if lead else []
+        fold = {"data-depth": str(row.depth), "hidden": row.depth > UNFOLDED} if deep else {}
+        body.append(html.Tr([*before, *cells], className=row.level or None, **fold))
+    if lead:
+        heads.insert(0, html.Th(html.Span(lead[0], className="lead-title"), scope="col"))
     parts = [html.Caption(table.caption, className="hidden"), html.Thead(html.Tr(heads)), html.Tbody(body)]
-    made = html.Table(parts, className=f"data {css}".strip())
-    return html.Div(made, className="scroll", tabIndex=0, role="region", **{"aria-label": table.caption})
+    made = html.Table(parts, className=f"data {css}".strip(), **({"key": key} if key else {}))
+    return html.Div(made, className="scroll page-scroll" if whole else "scroll", tabIndex=0, role="region", **{"aria-label": table.caption})
+
+
+UNFOLDED = 2
+"""Levels below the first that a tree shows at first."""
+
+
+def _build_branch(inside: list[Child], row: Row) -> list[Child]:
+    """Return a cell of a tree as deep as its row stands, with the button that folds what is below; the script of all pages follows it."""
+    button: Child = html.Span(className="leaf")
+    if row.opens:
+        name = clean_text(row.cells[0].text, 120)
+        button = html.Button(
+            "", className="fold", type="button", **{"aria-expanded": str(row.depth < UNFOLDED).lower(), "aria-label": f"parts of {name}"}
+        )
+    return [html.Div([button, html.Div(inside)], className="branch", style={"paddingLeft": f"{min(row.depth, 12) * 1.1:.1f}rem"})]
 
 
 def _build_gain_bar(share: float | None) -> Component:
@@ -199,6 +247,35 @@ def _build_cell(cell: Cell, view: View) -> list[Child]:
     elif cell.tone:
         shown = html.B(text, className=f"verdict {cell.tone}")
     return [html.Span(className=f"swatch {cell.css}"), shown] if cell.css else [shown]
+
+
+def sort_rows(table: Table, view: View) -> Table:
+    """Return a table sorted as the query says: `sort` is the title of a column, with '-' before it from the largest or last."""
+    asked = view.query.get("sort", "")
+    title, descending = asked.removeprefix("-"), asked.startswith("-")
+    k = next((k for k, column in enumerate(table.columns) if column.title == title), None)
+    if k is None:
+        return table
+    numeric = any(row.cells[k].value is not None for row in table.rows)
+    known = [row for row in table.rows if (row.cells[k].value is not None if numeric else row.cells[k].text)]
+    if numeric:
+        ordered = sorted(known, key=lambda row: row.cells[k].value or 0.0, reverse=descending)
+    else:
+        ordered = sorted(known, key=lambda row: row.cells[k].text.lower(), reverse=descending)
+    left = {id(row) for row in known}
+    rows = (*ordered, *(row for row in table.rows if id(row) not in left))  # what is not known comes last in both directions
+    return msgspec.structs.replace(table, rows=rows, caption=f"{table.caption.partition(',')[0]}, by {title}")
+
+
+def list_sorts(table: Table, view: View) -> dict[str, tuple[str, str]]:
+    """Return for each column the address that sorts by it (numbers from the largest at first, the other way at the second time)."""
+    asked, made = view.query.get("sort", ""), {}
+    for column in table.columns:
+        up, down = column.title, f"-{column.title}"
+        order = "ascending" if asked == up else "descending" if asked == down else ""
+        first, second = (down, up) if column.numeric else (up, down)
+        made[column.title] = (view.href(sort=second if asked == first else first, sheet=None), order)
+    return made
 
 
 def build_sorted_table(table: Table, view: View, size: int) -> list[Component]:
@@ -348,12 +425,7 @@ _BUILDERS: dict[type, Callable[[Any, View], list[Child]]] = {
     blocks.Bars: _build_bars,
     blocks.Tiles: _build_tiles,
     blocks.FindingCard: _build_finding,
-    blocks.Chart: lambda block, _: [
-        html.Ul([html.Li([html.Span(className=f"swatch {css}"), label]) for css, label in block.key], className="key")
-        if block.key
-        else None,
-        build_figure(block.id, block.figure, block.label),
-    ],
+    blocks.Chart: lambda block, _: [build_key(block.key), build_figure(block.id, block.figure, block.label)],
     blocks.Card: lambda block, view: [build_card(clean_text(block.title), *build_blocks(block.blocks, view), tone=block.tone)],
     blocks.Fold: lambda block, view: [
         html.Details([html.Summary(clean_text(block.title)), *build_blocks(block.blocks, view)], open=block.opened)

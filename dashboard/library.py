@@ -6,16 +6,19 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 import msgspec
+from gpudiag_dashboard.digests import Digest, build_digest, load_digest, store_digest
 
 from gpudiag.api import Report
 from gpudiag.errors import GpudiagError, InputError, suggest_nearest
 from gpudiag.experiment.live import Trials
+from gpudiag.model.report import ReportData
 from gpudiag.pipeline import AnalysedRecording, open_recording
 from gpudiag.recordings.folder import Entry, Lister, read_version_stamp
 from gpudiag.recordings.live import GrowingRecording
@@ -77,7 +80,7 @@ class _Work:
         self.found: AnalysedRecording | None = None
         self.error: GpudiagError | None = None
 
-    def run(self, turn: threading.Semaphore) -> None:
+    def run(self, turn: threading.Semaphore, note: Callable[[_Work], None]) -> None:
         try:
             if not turn.acquire(blocking=False):
                 self.doing = "waiting for another recording"
@@ -92,6 +95,7 @@ class _Work:
             self.error = GpudiagError(f"internal error: {type(error).__name__}: {error}", "this is a bug; gpudiag report shows more")
         finally:
             self.done.set()
+            note(self)
 
 
 class Library:
@@ -104,6 +108,9 @@ class Library:
         self._listing_lock, self._lock = threading.Lock(), threading.Lock()
         self._turn = threading.Semaphore(1)  # two analyses at once take as long as one after the other, and pages wait for both
         self._open: OrderedDict[tuple[str, int | None], _Work] = OrderedDict()
+        self._digests: dict[str, tuple[Entry, Digest | None]] = {}
+        self._waiting: dict[str, None] = {}
+        """Recordings that `analyse_all` has still to look at, in their order."""
         self._growing: RecentCache[GrowingRecording] = RecentCache(MOST_READERS)
         self._trials: RecentCache[Trials] = RecentCache(MOST_READERS)
 
@@ -115,6 +122,58 @@ class Library:
                 found = self._lister.entries()
                 self._listing = (time.monotonic(), found)
             return found
+
+    def digest(self, entry: Entry, *, load: bool = True) -> Digest | None:
+        """Return the headline figures of a recording; None where it has not been analysed yet, or where they lie on disk and `load` is
+        False."""
+        known = self._digests.get(entry.name)
+        if known is None or known[0] != entry:
+            if not load:
+                return None
+            digest = None
+            if entry.kind != "experiments" and entry.status in ("finished", "damaged"):
+                with suppress(GpudiagError, OSError):
+                    digest = load_digest(self.path(entry.name), entry)
+            with self._lock:
+                if self._digests.get(entry.name) is known:  # else its analysis has ended meanwhile
+                    self._digests[entry.name] = (entry, digest)
+                known = self._digests[entry.name]
+        return known[1]
+
+    def is_waiting(self, name: str) -> bool:
+        """Return whether a recording is to be analysed for the list."""
+        return name in self._waiting
+
+    def analyse_all(self, names: Iterable[str]) -> None:
+        """Analyse recordings for the list, one after the other, beside those that somebody looks at."""
+        with self._lock:
+            begun = bool(self._waiting)
+            self._waiting.update(dict.fromkeys(names))
+            if not begun and self._waiting:
+                threading.Thread(target=self._analyse_waiting, name="gpudiag-list", daemon=True).start()
+
+    def _analyse_waiting(self) -> None:
+        while True:
+            with self._lock:
+                name = next(iter(self._waiting), None)
+            if name is None:
+                return
+            with suppress(GpudiagError):
+                self._work(name, None, fresh=True).done.wait()
+            with self._lock:
+                self._waiting.pop(name, None)
+
+    def _note_digest(self, work: _Work) -> None:
+        """Keep the figures of a recording for the list, those of the whole of it alone."""
+        if work.rank is not None:
+            return
+        found = Digest(error=str(work.error)) if work.found is None else build_digest(work.found.report)
+        with suppress(GpudiagError):
+            entry = self.entry(work.name)
+            with self._lock:
+                self._digests[work.name] = (entry, found)
+        if not found.error:
+            store_digest(work.path, found)
 
     def entry(self, name: str) -> Entry:
         """Return the recording of this name. Raises InputError where the folder holds none."""
@@ -156,6 +215,12 @@ class Library:
         assert work.found is not None  # noqa: S101 the one or the other is set when it is done
         return work.found
 
+    def peek(self, name: str, rank: int | None = None) -> ReportData | None:
+        """Return the report on a recording where it is there already; nothing is begun for it, and nobody waits."""
+        with self._lock:
+            work = self._open.get((name, rank)) or self._open.get((name, None))
+        return work.found.report if work is not None and work.found is not None else None
+
     def report(self, name: str, rank: int | None = None) -> Report:
         """Return the report on a recording; as `opened`."""
         return Report(self.opened(name, rank).report)
@@ -192,7 +257,7 @@ class Library:
                 if sum(not work.done.is_set() for work in self._open.values()) >= MOST_WAITING:
                     raise InputError(f"{MOST_WAITING} analyses wait for their turn already", "try again when some of them have ended")
                 work = self._open[key] = _Work(name, rank, path, version)
-                threading.Thread(target=work.run, args=(self._turn,), name="gpudiag-open", daemon=True).start()
+                threading.Thread(target=work.run, args=(self._turn, self._note_digest), name="gpudiag-open", daemon=True).start()
             self._open.move_to_end(key)
             self._forget()
             return work

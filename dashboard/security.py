@@ -33,6 +33,9 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 MOST_BODY_BYTES = 4 << 20
 """A callback's request holds some of the page's state; the largest of ours are far below a megabyte."""
 
+HEALTH = "/healthz"
+"""Asked by whatever watches the server, by whatever name it knows, without the token: it tells nothing of a recording."""
+
 _EXTENSION = "gpudiag_guard"
 
 
@@ -45,6 +48,8 @@ class Guard:
 
     def refusal(self, request: flask.Request) -> tuple[int, str] | None:
         """Return (status, reason) where a request is refused, None where it may pass."""
+        if request.path == HEALTH and request.method in {"GET", "HEAD"}:
+            return None
         name, _ = _split_host(request.host)
         known = name in self.names
         if self.everywhere and not known:
@@ -113,7 +118,7 @@ def install_guard(server: flask.Flask, guard: Guard, policy: str) -> None:
         # On to the same address without the token, which a cookie keeps from here on: no history and no bookmark holds it. Lax: a browser
         # sends a strict one neither with this redirect, where the address was clicked on another site, nor with a link there (RFC 6265bis)
         arguments = [(key, value) for key, value in request.args.items(multi=True) if key != PARAMETER]
-        path = quote(f"/{request.path.lstrip('/')}")  # '//host' and '/\\host' would be another server
+        path = quote(f"{request.script_root}/{request.path.lstrip('/')}")  # '//host' and '/\\host' would be another server
         answer = flask.redirect(f"{path}?{urlencode(arguments, quote_via=quote)}" if arguments else path)
         answer.set_cookie(name_cookie(request.host), guard.token, httponly=True, samesite="Lax", secure=request.is_secure)
         return answer

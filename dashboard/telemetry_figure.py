@@ -13,6 +13,7 @@ from gpudiag.units import format_bytes, format_ns, format_share
 
 Figure = dict[str, Any]
 
+WAITING, PROFILED_STEP = "of it waiting for a batch", "step with the profiler"
 LINE, WAIT, PROFILED, LIMIT, HELD = "#2f7fc1", "#c77700", "#bb6a97", "#7a7a7a", "#c77700"
 """Okabe and Ito's colour-blind-safe set, 3:1 against white and against near-black, as in the reports; every line has its name too."""
 
@@ -61,6 +62,8 @@ class StripFigure(NamedTuple):
     height: int
     notes: tuple[str, ...]
     reasons: tuple[telemetry_chart.ClockReason, ...] = ()
+    key: tuple[tuple[str, str], ...] = ()
+    """What its lines and colours stand for: (class of the swatch, name)."""
 
 
 def draw_strips(
@@ -92,7 +95,22 @@ def draw_strips(
         notes.append("Shaded: steps that were recorded; the profiler makes them slower.")
     if board.thinned:
         notes.append("A point of a line is the mean of the samples around it; the band reaches from the lowest to the highest.")
-    return StripFigure(figure, figure["layout"]["height"], tuple(notes), tuple(reasons))
+    key = _list_key(board, reasons, whole=whole, shaded=bool(shades))
+    return StripFigure(figure, figure["layout"]["height"], tuple(notes), tuple(reasons), key)
+
+
+def _list_key(board: _Board, reasons: Sequence[telemetry_chart.ClockReason], *, whole: bool, shaded: bool) -> tuple[tuple[str, str], ...]:
+    drawn = {trace.get("name") for trace in board.traces}
+    known = (
+        ("strip-line", "step time, or what was sampled" if whole else "what was sampled", True),
+        ("strip-wait", WAITING, WAITING in drawn),
+        ("strip-profiled", PROFILED_STEP, PROFILED_STEP in drawn),
+        ("strip-band", "lowest to highest", board.thinned),
+        ("strip-limit", "limit of the device", board.limited),
+        ("strip-held", "clocks held down, the darker the longer", any(reason.lowers for reason in reasons)),
+        ("strip-shade", "steps that were recorded", shaded),
+    )
+    return tuple((css, name) for css, name, present in known if present)
 
 
 class _Board:
@@ -101,7 +119,7 @@ class _Board:
     def __init__(self, factor: float) -> None:
         self.traces: list[Figure] = []
         self.notes: list[str] = []
-        self.thinned = False
+        self.thinned = self.limited = False
         self._rows: list[tuple[str, int, Figure]] = []  # title, pixels, axis
         self._shapes: list[Figure] = []
         self._factor = factor
@@ -109,7 +127,7 @@ class _Board:
     def add_steps(self, steps: pl.DataFrame, axis: telemetry_chart.ChartAxis) -> None:
         """Add the time of each step, what of it waited for a batch, and the steps that the profiler touched."""
         plain, touched = steps.filter(pl.col("window") == "plain"), steps.filter(pl.col("window") != "plain")
-        parts = (("wall_ns", "step time", LINE), ("loader_wait_ns", "of it waiting for a batch", WAIT))
+        parts = (("wall_ns", "step time", LINE), ("loader_wait_ns", WAITING, WAIT))
         lines = [(telemetry_chart.build_step_line(plain, column, axis), name, colour) for column, name, colour in parts]
         dots = telemetry_chart.build_step_line(touched, "wall_ns", axis)
         tops = [value for line in (*(line for line, *_ in lines), dots) if line is not None for value in line.high if value is not None]
@@ -131,7 +149,7 @@ class _Board:
                 self._add_line(line, name, colour, yaxis, "ms", 1.0, ",.2~f")
         if dots is not None:
             marker = {"mode": "markers", "marker": {"color": PROFILED, "size": 5, "symbol": "diamond"}}
-            self.traces.append({**self._trace(dots, "step with the profiler", PROFILED, yaxis, "ms", 1.0, ",.2~f"), **marker})
+            self.traces.append({**self._trace(dots, PROFILED_STEP, PROFILED, yaxis, "ms", 1.0, ",.2~f"), **marker})
 
     def add_samples(self, strip: Strip, telemetry: pl.DataFrame, axis: telemetry_chart.ChartAxis, limit: float | None) -> None:
         line = telemetry_chart.build_sample_line(telemetry, strip.column, axis)
@@ -162,6 +180,7 @@ class _Board:
             dashes = {"color": LIMIT, "width": 1.2, "dash": "dash"}
             place = {"xref": "paper", "x0": 0, "x1": 1, "yref": yaxis, "y0": near / factor, "y1": near / factor}
             self._shapes.append({"type": "line", **place, "line": dashes})
+            self.limited = True
 
     def add_reason(self, reason: telemetry_chart.ClockReason, edges: list[float]) -> None:
         """Add how much of the time a reason held, as a band that is the darker the more of it did."""

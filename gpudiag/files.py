@@ -1,16 +1,20 @@
-"""Files of unknown origin, opened so that none can hold the reader up; files of our own, replaced whole or not at all."""
+"""Files of unknown origin, opened so that none can hold the reader up; files of our own, replaced whole or not at all, and their locks."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 _WITHOUT_WAITING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 """open() would wait for the writer of a pipe, for ever. Not every system has all flags; files themselves never wait."""
+
+
+_TRIES, _AGAIN_S = 20, 0.01
 
 
 class NoFileError(OSError):
@@ -39,6 +43,43 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB", os.fspath(path))
     return data
+
+
+def hold_lock(path: str | os.PathLike[str]) -> BinaryIO | None:
+    """Return a file that holds the lock of `path` until it is closed or this process ends, in whatever way.
+
+    None where files cannot be locked here, or another process holds it. Raises OSError where it cannot be opened.
+    """
+    try:
+        import fcntl  # not on every system
+    except ImportError:
+        return None
+    file = open(path, "ab")  # noqa: SIM115 closed by whoever holds it
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:  # who asks whether it is held holds it for a moment
+            time.sleep(_AGAIN_S)
+        except OSError:
+            break
+    file.close()
+    return None
+
+
+def is_locked(path: str | os.PathLike[str]) -> bool | None:
+    """Return whether another process holds the lock of `path` (`hold_lock`); None where that cannot be told."""
+    try:
+        import fcntl
+
+        with open_file(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+    except (ImportError, OSError, ValueError):
+        return None
 
 
 def replace_file(path: Path, data: bytes) -> None:

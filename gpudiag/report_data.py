@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from gpudiag.attribution.call_sites import find_own_modules
 from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts import Facts, efficiency
 from gpudiag.facts.call_sites import find_largest_lines, split_site, sum_by_call_site
@@ -35,6 +36,7 @@ from gpudiag.model.report import (
     Trust,
 )
 from gpudiag.model.timeline import IDLE_BUCKETS, WhatIf
+from gpudiag.roofline.op_table import build_op_table
 from gpudiag.timeline.breakdown import sum_critical_path
 from gpudiag.timeline.host_events import CODED
 from gpudiag.trace.collectives import compute_bandwidths, count_message_bytes
@@ -191,6 +193,17 @@ def _build_op_rows(analysis: Analysis) -> tuple[OpRow, ...]:
             )
         )
     return tuple(rows)
+
+
+def list_module_ops(analysis: Analysis) -> tuple[OpRow, ...]:
+    """List the op rows of an analysis once more, told apart by nn.Module where Python stacks show it; else as they are in its report."""
+    trace, ask = analysis.trace, analysis.ask_frames
+    if trace.ops["module"].null_count() == trace.ops.height:
+        if not trace.frames.height and ask is None:
+            return _build_op_rows(analysis)
+        found = ask(find_own_modules) if ask is not None else find_own_modules(trace)
+        trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(found.alias("module")))
+    return _build_op_rows(msgspec.structs.replace(analysis, trace=trace, op_rows=build_op_table(trace, analysis.steps)))
 
 
 def _find_row_sites(analysis: Analysis) -> dict[tuple[str, str | None, int | None], str]:

@@ -1,5 +1,64 @@
 "use strict";
-// What Dash cannot do from Python: the window's title, and where the keyboard stands after a page has changed.
+// What Dash cannot do from Python: the window's title, where the keyboard stands after a page has changed, the colours, the height of the
+// head below which heads of tables stay in sight, and the folding of trees.
+(() => {
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const KEY = "gpudiag-theme";
+  const read = () => {
+    try {
+      return localStorage.getItem(KEY);
+    } catch {
+      return null; // a browser that keeps nothing
+    }
+  };
+  const paint = (theme) => {
+    if (theme === "light" || theme === "dark") root.dataset.theme = theme;
+  };
+  paint(read());
+  const turn = () => {
+    const now = root.dataset.theme ?? (dark.matches ? "dark" : "light");
+    const next = now === "dark" ? "light" : "dark";
+    try {
+      localStorage.setItem(KEY, next);
+    } catch {
+      // it holds for this page alone
+    }
+    paint(next);
+  };
+
+  const fold = (button) => {
+    const row = button.closest("tr");
+    const open = button.getAttribute("aria-expanded") !== "true";
+    button.setAttribute("aria-expanded", String(open));
+    const depth = Number(row.dataset.depth);
+    let closed = Infinity; // depth of a part that is itself folded: what is below it stays hidden
+    for (let next = row.nextElementSibling; next !== null && Number(next.dataset.depth) > depth; next = next.nextElementSibling) {
+      const level = Number(next.dataset.depth);
+      if (level <= closed) closed = next.querySelector(".fold")?.getAttribute("aria-expanded") === "false" ? level : Infinity;
+      next.hidden = !open || level > closed;
+    }
+  };
+  document.addEventListener("click", (event) => {
+    const button = event.target instanceof Element ? event.target.closest("button") : null;
+    if (button?.id === "theme") turn();
+    else if (button?.classList.contains("fold")) fold(button);
+  });
+
+  const measure = () => {
+    const head = document.getElementById("head");
+    const stays = head !== null && getComputedStyle(head).position === "sticky";
+    const height = `${stays ? head.offsetHeight : 0}px`;
+    if (root.style.getPropertyValue("--head") !== height) root.style.setProperty("--head", height);
+  };
+  const watch = () => {
+    const head = document.getElementById("head");
+    if (head === null) setTimeout(watch, 50);
+    else new ResizeObserver(measure).observe(head);
+  };
+  watch();
+})();
+
 const seek = (rule, tries) => {
   // the finding that a link names: its card comes with a callback, a moment after the page
   if (!rule || tries === 0) return;

@@ -40,7 +40,7 @@ class Compare(ContentPage):
                     components.format_moment(entry.created_unix_ns),
                 )
                 for entry in library.bundles()
-                if entry.name != view.bundle and entry.status != "unreadable"
+                if entry.name != view.bundle and entry.status != "unreadable" and entry.kind != "experiments"
             )
             if not rows:
                 do = "Record the run again after a change, into the same folder."

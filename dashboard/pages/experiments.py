@@ -85,9 +85,8 @@ def _add_ceiling(outcome: Outcome, ceilings: Mapping[str, float | None]) -> Outc
 
 
 def is_silent(one: Series) -> bool:
-    """Return whether a series without a result has written nothing for so long that it was probably ended."""
-    # A series that has written nothing for so long was ended, or measures something very slow: one pair takes a minute or two
-    return not one.ended and time.time() - one.changed_unix_ns / 1e9 > 600.0
+    """Return whether a series has no result, and nothing measures any more."""
+    return not one.ended and not one.alive
 
 
 def _build_running(one: Series, ceilings: Mapping[str, float | None]) -> Component:
@@ -108,7 +107,7 @@ def _build_running(one: Series, ceilings: Mapping[str, float | None]) -> Compone
     silent = is_silent(one)
     if silent:
         silence = summary.format_duration(time.time() - one.changed_unix_ns / 1e9)
-        inside.append(html.P(f"Nothing was written for {silence}: it was ended, or takes very long. gpudiag ab --resume goes on."))
+        inside.append(html.P(f"It was ended without a result {silence} ago. gpudiag ab --resume goes on."))
     if figure is not None:
         identity = "".join(letter for letter in one.name if letter.isalnum() or letter == "-")[:60]  # ids may hold no others
         inside.append(_build_chart(f"experiments-live-{identity}", figure))
@@ -254,11 +253,12 @@ class Experiments:
             if view.page != self.path or view.bundle is None:
                 return (no_update,) * 8
             job = running.now()
-            series, warnings = library.trials(view.bundle).read() if library.entry(view.bundle).kind == "bundle" else ((), ())
+            kind = library.entry(view.bundle).kind
+            series, warnings = library.trials(view.bundle).read() if kind in ("bundle", "experiments") else ((), ())
             stamps = [[one.name, one.changed_unix_ns, one.ended, is_silent(one)] for one in series]
             now, shown, told = [view.bundle, stamps, list(warnings)], no_update, no_update
             if seen != now:
-                named = offers.list_offers(library.report(view.bundle).data)
+                named = offers.list_offers(library.report(view.bundle).data) if kind != "experiments" else []
                 ceilings = {str(offer.call): offer.ceiling_share for offer in named}
                 told, shown = build_news(series, ceilings), build_results(series, ceilings, warnings)
             taken = job is not None and job.status != "ended"
@@ -267,6 +267,8 @@ class Experiments:
 
 
 def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], str]:
+    if library.entry(view.bundle or "").kind == "experiments":  # results alone: no finding names a fix
+        return "", _HIDDEN, ""
     report = library.report(view.bundle or "").data
     named = offers.list_offers(report)
     if not named:

@@ -13,7 +13,7 @@ from gpudiag.model.report import ReportData
 from gpudiag.report import labels
 from gpudiag.report.blocks import Cell, Column, Table, build_row, build_time_cell
 from gpudiag.report.op_table import sort_ops_by_time
-from gpudiag.report.roofline import draw_roofline, format_roofline_note, select_roofline_rows
+from gpudiag.report.roofline import DUST, draw_roofline, format_roofline_note, select_roofline_rows
 
 GRAPH = "roofline-figure"
 
@@ -26,6 +26,8 @@ class Roofline(ContentPage):
 
     def target(self, number: int, view: View, library: Library) -> str | None:
         """Return the address of the op of a point."""
+        if number == DUST:
+            return view.href("/ops", bound="overhead")
         rows = sort_ops_by_time(library.report(view.bundle or "", view.rank).data)
         return view.href("/ops", op=rows[number].name) if 0 <= number < len(rows) else None
 
@@ -42,7 +44,7 @@ class Roofline(ContentPage):
             faded = {"selected": {"marker": {"opacity": 0.95}}, "unselected": {"marker": {"opacity": 0.12}}}
             for k, trace in enumerate(figure["data"]):
                 if "customdata" in trace:
-                    points = [point for point, place in enumerate(trace["customdata"]) if rows[place].name == op]
+                    points = [point for point, place in enumerate(trace["customdata"]) if place != DUST and rows[place].name == op]
                     figure["data"][k] = {**trace, **faded, "selectedpoints": points}
         if op:
             link = components.build_link("All ops", view.href(op=None))

@@ -52,7 +52,9 @@ class TelemetryPage:
                 dcc.Store(id="telemetry-shown"),
                 dcc.Interval(id="telemetry-clock", interval=LIVE_MS),
                 html.Div(components.build_quiet("Reading ..."), id="telemetry-state"),
-                html.Div([graph, html.Div(id="telemetry-notes")], id="telemetry-box", style={"display": "none"}),
+                html.Div(
+                    [html.Div(id="telemetry-key"), graph, html.Div(id="telemetry-notes")], id="telemetry-box", style={"display": "none"}
+                ),
                 html.Div(id="telemetry-words"),
             ],
         )
@@ -61,8 +63,9 @@ class TelemetryPage:
         """Register the one callback of the page."""
 
         @app.callback(
-            Output("telemetry-state", "children"), Output("telemetry-strips", "figure"), Output("telemetry-box", "style"),
-            Output("telemetry-notes", "children"), Output("telemetry-words", "children"), Output("telemetry-shown", "data"),
+            Output("telemetry-state", "children"), Output("telemetry-strips", "figure"), Output("telemetry-strips", "style"),
+            Output("telemetry-box", "style"), Output("telemetry-key", "children"), Output("telemetry-notes", "children"),
+            Output("telemetry-words", "children"), Output("telemetry-shown", "data"),
             Output("telemetry-clock", "disabled"), Output("telemetry-clock", "interval"),
             Input("telemetry-clock", "n_intervals"), Input(ADDRESS, "search"),
             State(ADDRESS, "pathname"), State("telemetry-shown", "data"),
@@ -70,9 +73,9 @@ class TelemetryPage:
         def follow(_: int | None, search: str | None, pathname: str | None, shown: Any) -> tuple[Any, ...]:
             view = View.parse(pathname, search)
             if view.page != self.path or view.bundle is None:
-                return (no_update,) * 8
+                return (no_update,) * 10
             if library.entry(view.bundle).kind != "bundle":
-                return ("", no_update, {"display": "none"}, "", _NO_BUNDLE, None, True, LIVE_MS)
+                return ("", no_update, no_update, {"display": "none"}, "", "", _NO_BUNDLE, None, True, LIVE_MS)
             growing = library.growing(view.bundle, view.rank)
             now = growing.read()
             kind: AxisKind = "time" if view.query.get("axis") == "time" or now.steps.is_empty() else "step"
@@ -81,13 +84,14 @@ class TelemetryPage:
             clock = (now.manifest.finished, LIVE_MS if silent_s is None else SILENT_MS)
             drawn = [view.bundle, growing.rank, kind, now.version]
             if shown == drawn:  # nothing was written since
-                return (state, *(no_update,) * 5, *clock)
+                return (state, *(no_update,) * 7, *clock)
             summary = growing.summarise()
             strips = telemetry_figure.draw_strips(now, kind, summary.telemetry.limits if summary.telemetry else {})
             words = _build_words(summary, now)
             if strips.figure is None:
-                return (state, no_update, {"display": "none"}, "", [_NOTHING, *words], drawn, *clock)
-            return (state, strips.figure, {}, [components.build_quiet(note) for note in strips.notes], words, drawn, *clock)
+                return (state, no_update, no_update, {"display": "none"}, "", "", [_NOTHING, *words], drawn, *clock)
+            key, notes = components.build_key(strips.key), [components.build_quiet(note) for note in strips.notes]
+            return (state, strips.figure, components.measure_figure(strips.height), {}, key, notes, words, drawn, *clock)
 
 
 def _build_state(now: RecordedSoFar, silent_s: float | None, view: View, kind: AxisKind) -> list[Component]:

@@ -24,6 +24,9 @@ def dashboard(
             metavar="NAME", help="Name under which a proxy is asked for it, may be repeated; asks for a token.", show_default=False
         ),
     ] = None,
+    base_path: Annotated[
+        str, typer.Option(metavar="PATH", help="Path below which a proxy serves it, such as /gpudiag.", show_default=False)
+    ] = "",
     allow_run: Annotated[
         bool, typer.Option("--allow-run", help="Allow the page to start experiments with the command recorded in a bundle.")
     ] = False,
@@ -35,7 +38,7 @@ def dashboard(
         raise InputError(f"{folder} {what}", "give a folder with bundles or traces, such as runs/")
     try:
         with terminal.show_progress("starting"):
-            from gpudiag_dashboard.app import serve
+            from gpudiag_dashboard.app import parse_base, serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"dash", "flask", "waitress", "plotly"}:
             raise
@@ -48,6 +51,7 @@ def dashboard(
             host=host,
             port=port,
             host_names=host_name or (),
+            base=parse_base(base_path),
             allow_run=allow_run,
             open_browser=open_browser,
             say=terminal.write_note,

@@ -16,6 +16,7 @@ from gpudiag.experiment.store import BaselineRow, ComparisonRow, NamedRow, PairR
 from gpudiag.files import read_file
 from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.experiment import Comparison, ExperimentData, Outcome, Pair, make_outcome
+from gpudiag.recordings.series import is_alive
 from gpudiag.report.experiment.results import EXPERIMENTS_FOLDER, MAX_RESULT_BYTES, MAX_RESULT_FILES
 
 NO_SCIPY = "scipy is not installed here: pairs are shown, their interval is not computed (pip install 'gpudiag[train]')"
@@ -40,6 +41,8 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = False
     """Whether its result was written: it came to its end, or was stopped in order."""
     changed_unix_ns: int = 0
+    alive: bool = False
+    """Whether the process that measures still runs; one that was killed has no result, and is not alive."""
 
 
 class Trials:
@@ -68,7 +71,8 @@ class Trials:
                     warnings.append(f"{EXPERIMENTS_FOLDER}/{name} could not be read and is left out")
                 else:
                     self._made[name] = stamp, made
-                    found.append(made)
+                    alive = not made.ended and is_alive(rows, made.changed_unix_ns)
+                    found.append(msgspec.structs.replace(made, alive=alive))
             return tuple(found), tuple(warnings)
 
     def _read(self, name: str, rows: Path, result: Path) -> Series | None:

@@ -54,6 +54,8 @@ class Plan(msgspec.Struct, frozen=True, tag="planned"):
     options: Options = Options()
     tool_version: str = ""
     cwd: str = ""
+    locked: bool = False
+    """Whether the process that writes the file holds its lock: whoever looks at it can then tell whether it still runs."""
 
     @property
     def is_search(self) -> bool:

@@ -6,10 +6,11 @@ import errno
 import os
 import shlex
 import time
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -17,7 +18,7 @@ from gpudiag.errors import InputError
 from gpudiag.experiment.design import Design
 from gpudiag.experiment.offers import Named
 from gpudiag.experiment.plan import Plan
-from gpudiag.files import read_file
+from gpudiag.files import hold_lock, read_file
 from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.experiment import Baseline, Comparison, ExperimentData, Pair, Parity
 from gpudiag.report.experiment.results import EXPERIMENTS_FOLDER, MAX_RESULT_BYTES
@@ -82,9 +83,19 @@ class Store:
     def __init__(self, bundle: Path, name: str, rows: Sequence[Row]) -> None:
         self.bundle, self.name = bundle, name
         self._rows = list(rows)
+        self._held: BinaryIO | None = None
         folder = bundle / EXPERIMENTS_FOLDER
         self.path, self.result_path = folder / f"{name}.jsonl", folder / f"{name}.json"
         self._resume_command = f"gpudiag ab --resume {shlex.quote(str(bundle))}"
+        with suppress(OSError):
+            self._held = hold_lock(self.path)  # until the result is written, or this process ends: readers see that the series runs
+        if self._held is not None:
+            weakref.finalize(self, self._held.close)
+
+    @property
+    def locked(self) -> bool:
+        """Whether this process holds the lock of the file."""
+        return self._held is not None
 
     def append(self, row: Row) -> None:
         """Keep a row. Raises InputError where it cannot be written."""
@@ -103,6 +114,10 @@ class Store:
             write_file(self.result_path, msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
         except InputError as error:
             raise InputError(error.message, f"make room, then {self._resume_command}") from None
+        finally:
+            if self._held is not None:  # it has ended, also where its process goes on (gpudiag.ab in a program of somebody's)
+                self._held.close()
+                self._held = None
 
     def find_row(self, kind: type[RowT], of: str | None = None) -> RowT | None:
         """Find the row of this kind, `of` a comparison or change; None where that was not done yet."""
@@ -141,7 +156,7 @@ def begin_store(bundle: Path, plan: Plan) -> Store:
         raise InputError(f"cannot write {folder}: {error.strerror}", "choose another place with -o") from None
     store = Store(bundle, name, ())
     try:
-        store.append(plan)
+        store.append(msgspec.structs.replace(plan, locked=store.locked))
     except InputError as error:
         store.path.unlink(missing_ok=True)
         raise InputError(error.message, "choose another place with -o") from None

@@ -91,6 +91,25 @@ class PoolRow(msgspec.Struct, frozen=True):
     largest_free_bytes: int
 
 
+class MemoryTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory in use over the recording by what it was for. A point stands for a short time: its event with most in use."""
+
+    t_ns: tuple[int, ...]
+    """When, since the first event of the allocator."""
+    by_category: dict[str, tuple[int, ...]]
+    """Category -> bytes in use at each point, in the order of MEMORY_CATEGORIES; those without bytes are left out."""
+    peak: int
+    """Place of the point at the peak."""
+    places: tuple[str, ...] = ()
+    """Call sites, else the outermost ops, that `largest` names."""
+    largest: dict[str, tuple[int, ...]] = {}
+    """Category -> place in `places` of the one that holds most of it at each point; -1: not known."""
+    reserved_bytes: tuple[int, ...] = ()
+    """What the allocator had reserved at each point; () where it does not say."""
+    step_starts_ns: tuple[int, ...] = ()
+    """Beginnings of the steps, since the same moment."""
+
+
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of one device at the moment of its peak within the recording. `by_category` sums to `peak_bytes` exactly."""
 
@@ -123,6 +142,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Peak of allocated memory since the process began; above peak_bytes where the recorded window did not hold it."""
     capacity_bytes: int | None = None
     pools: tuple[PoolRow, ...] = ()
+    timeline: MemoryTimeline | None = None
+    """null: of a snapshot alone, and in reports of older versions."""
     provenance: Literal["owners", "lifetimes", "snapshot"] = "lifetimes"
     """owners: parameters, gradients and optimizer state by their addresses; lifetimes: by what allocated and freed; snapshot: by Python
     frames."""

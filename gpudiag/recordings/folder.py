@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -19,6 +20,7 @@ from gpudiag.bundle.segments import SUFFIXES, NotASegmentError, count_rows
 from gpudiag.errors import InputError
 from gpudiag.model.bundle import Manifest
 from gpudiag.recordings.live import estimate_patience_s
+from gpudiag.recordings.series import FOLDER, FoundSeries, find_series
 from gpudiag.trace.decompression import read_text_blocks
 
 RecordingStatus = Literal["live", "finished", "damaged", "unreadable"]
@@ -34,6 +36,10 @@ HEAD_BYTES = 1 << 16
 
 KILLED = "the run was killed, or stopped writing: what it had written until then can be read"
 
+ABANDONED = "it was ended without a result: gpudiag ab --resume goes on"
+
+_LONGEST_PROGRAM = 400
+
 _TRACE_NAME = re.compile(r"\.(json|json\.gz|json\.zst|sqlite)$", re.IGNORECASE)
 _RANK_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d{1,9})", re.IGNORECASE)
 _SIGNS = (b'"traceEvents"', b'"deviceProperties"', b'"schemaVersion"')
@@ -48,7 +54,8 @@ class Entry(msgspec.Struct, frozen=True):
 
     name: str
     """Path below the folder, with '/' on every system; '.' where that folder is the recording itself."""
-    kind: Literal["bundle", "trace", "folder"]
+    kind: Literal["bundle", "trace", "folder", "experiments"]
+    """experiments: results of `gpudiag ab -o DIR`, without a recording."""
     status: RecordingStatus
     steps: int | None = None
     """All steps of the run, also the unprofiled; of a bundle only."""
@@ -57,6 +64,8 @@ class Entry(msgspec.Struct, frozen=True):
     size_bytes: int = 0
     ranks: int = 1
     note: str = ""
+    program: str = ""
+    """The recorded program and its arguments; '' where they are not known without reading more."""
 
 
 Stamp = tuple[int, int]
@@ -86,6 +95,9 @@ class Lister:
                     return
         if is_bundle(folder):
             inside, found = [], [folder]
+        elif (series := find_series(folder)) is not None:
+            yield from self._read_series(folder, series)
+            inside, found = [child for child in _list_children(folder) if child.name != FOLDER], []
         else:
             inside = _list_children(folder)
             found = _select_traces(inside)
@@ -100,6 +112,14 @@ class Lister:
         for child in inside if depth else ():
             if child.is_dir() and not child.name.startswith(".") and child.name not in {"node_modules", "__pycache__", "site-packages"}:
                 yield from self._walk(child, depth - 1)
+
+    def _read_series(self, folder: Path, found: FoundSeries) -> Iterator[Entry]:
+        name = folder.relative_to(self.root).as_posix()
+        with suppress(OSError, UnicodeEncodeError):  # gone meanwhile, or a name that no address could hold
+            name.encode("utf-8")
+            size = sum(child.lstat().st_size for child in (folder / FOLDER).iterdir())
+            note, begun = ABANDONED if found.status == "damaged" else "", found.begun_unix_ns or None
+            yield Entry(name, "experiments", found.status, None, None, begun, size, note=note, program=_join_command(found.command))
 
     def _read_entry(self, path: Path) -> Entry | None:
         name = path.relative_to(self.root).as_posix()
@@ -140,7 +160,10 @@ class Lister:
             steps = max(steps, written)
         device = (found.device.name if found.device else "") or (found.machine.cpu if found.device_kind == "cpu" else "")
         created = found.created_unix_ns or newest
-        entry = Entry(name, "bundle", status, steps, device or None, created, size, len(manifests), KILLED if status == "damaged" else "")
+        entry = Entry(
+            name, "bundle", status, steps, device or None, created, size, len(manifests), KILLED if status == "damaged" else "",
+            _join_command(found.command or ()),
+        )  # fmt: skip
         if found.finished and len(manifests) >= found.world_size:
             self._finished[path] = (manifests[0], *stamps, entry)
         return entry
@@ -156,6 +179,10 @@ class Lister:
             found = str(error).removeprefix(str(path)).lstrip(": ")
         self._known[path] = (stamp, found)
         return found
+
+
+def _join_command(words: tuple[str, ...]) -> str:
+    return shlex.join(words[:100])[:_LONGEST_PROGRAM]
 
 
 def read_version_stamp(path: Path) -> tuple[tuple[str, int, int], ...]:

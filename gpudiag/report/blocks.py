@@ -120,6 +120,10 @@ class Row(msgspec.Struct, frozen=True):
     detail: str = ""
     notes: tuple[Paragraph, ...] = ()
     level: Literal["", "group", "part", "total"] = ""
+    depth: int = 0
+    """Of a tree: the rows behind it that stand deeper are its parts. Pages indent and fold them."""
+    opens: bool = False
+    """Whether there are any."""
     keys: dict[str, str] = {}
     """What it is found by on a page: 'op', 'module' and 'phase' of a row of ops, the one key of a group."""
 

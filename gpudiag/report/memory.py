@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpudiag.model.memory import MemoryReport, ModelEstimate
+from gpudiag.model.memory import MemoryReport, MemoryTimeline, ModelEstimate
+from gpudiag.report import memory_chart
 from gpudiag.report.blocks import (
     Amount,
     Block,
     Cell,
+    Chart,
     Column,
     Document,
     Fold,
@@ -23,7 +25,7 @@ from gpudiag.report.blocks import (
     say_all,
 )
 from gpudiag.report.labels import ROUNDS_TO_ZERO, format_site, format_small_share, pluralize
-from gpudiag.units import format_bytes, format_count, format_share
+from gpudiag.units import format_bytes, format_count, format_ns, format_share
 
 if TYPE_CHECKING:
     from gpudiag.roofline.transformer import Estimate, Transformer
@@ -62,9 +64,29 @@ def build_categories_table(found: MemoryReport) -> Table:
     rows = []
     for kind, value in found.by_category.items():
         share = value / found.peak_bytes if found.peak_bytes else None
-        rows.append(build_row(CATEGORY_NAMES.get(kind, kind), _build_size_cell(value), _format_peak_share(value, found), Cell("", share)))
+        name = Cell(CATEGORY_NAMES.get(kind, kind), css=memory_chart.name_swatch(kind))
+        rows.append(build_row(name, _build_size_cell(value), _format_peak_share(value, found), Cell("", share)))
     columns = (Column("used for", "words"), Column("bytes", "number"), Column("share", "number"), Column("as a bar", "bar"))
     return Table(columns, tuple(rows), "Peak memory, by what it was used for")
+
+
+def build_moment_blocks(found: MemoryTimeline, point: int) -> tuple[Block, ...]:
+    """Return what was in use at one point of the timeline, and which place holds most of each category."""
+    held = memory_chart.list_held_places(found, point)
+    total = sum(value for value, _ in held.values())
+    rows = [
+        build_row(
+            Cell(CATEGORY_NAMES.get(kind, kind), css=memory_chart.name_swatch(kind)),
+            _build_size_cell(value),
+            format_share(value / total if total else None, 1),
+            format_site(place),
+        )
+        for kind, (value, place) in held.items()
+        if value
+    ]
+    columns = (Column("used for", "words"), Column("bytes", "number"), Column("share", "number"), Column("most of it by", "name"))
+    title = f"{format_bytes(total)} in use at {format_ns(found.t_ns[point])}"
+    return (Heading(title, "the peak" if point == found.peak else ""), Table(columns, tuple(rows), f"Memory, {title}"))
 
 
 def build_place_tables(found: MemoryReport, top: int) -> list[Table]:
@@ -127,9 +149,13 @@ def build_memory_section(found: MemoryReport | None, amount: Amount) -> Section 
     """Return the peak by use and by place; None where no memory was recorded."""
     if found is None:
         return None
-    shown: list[Block] = [
-        Paragraph(format_memory_headline(found)), build_categories_table(found), *say_all(list_memory_lines(found))
-    ]  # fmt: skip
+    shown: list[Block] = [Paragraph(format_memory_headline(found))]
+    if amount.page and found.timeline is not None:
+        figure = memory_chart.draw_memory_timeline(found.timeline, CATEGORY_NAMES)
+        key = tuple((memory_chart.name_swatch(kind), CATEGORY_NAMES[kind].partition(":")[0]) for kind in found.timeline.by_category)
+        shown.append(Chart(memory_chart.CHART, figure, memory_chart.CHART_LABEL, key))
+        shown.append(Paragraph(memory_chart.explain_timeline(found.timeline), "quiet"))
+    shown += [build_categories_table(found), *say_all(list_memory_lines(found))]
     if amount.page:
         shown += [
             Fold(f"By {table.label.lower()}", (table,), note=f"the largest {len(table.rows)} of {table.count:,}")

@@ -117,13 +117,7 @@ def build_op_table(
     """
     if grouping == "kernel":
         return _build_kernel_table(report, sorting, phase, bound)
-    rows = list(report.ops)
-    if phase is not None and rows:
-        known = sorted({format_phase(row) for row in rows if row.phase})
-        if phase not in known:
-            raise InputError(f"no op has the phase {phase!r}", f"phases of this recording: {', '.join(known) or 'none is known'}")
-        rows = [row for row in rows if format_phase(row) == phase]
-    rows = [row for row in rows if bound in (None, row.bound)]
+    rows = select_ops(report, phase, bound)
     if grouping == "module" and rows and all(row.module is None for row in rows):
         raise InputError("no op of this recording is attributed to an nn.Module", _RECORD_MODULES)
     namers: dict[str, Callable[[OpRow], str]] = {
@@ -133,8 +127,19 @@ def build_op_table(
         "phase": lambda row: format_phase(row) or _NOT_NAMED,
     }
     total, name = labels.sum_op_ns(report.ops), namers[grouping]
-    groups = [_build_group(name(members[0]), members, total) for members in _gather_rows(rows, _KEYS[grouping])]
-    return OpTable(grouping, sorting, tuple(_sort_groups(groups, sorting)), total)
+    groups = [build_op_group(name(members[0]), members, total) for members in _gather_rows(rows, _KEYS[grouping])]
+    return OpTable(grouping, sorting, tuple(sort_groups(groups, sorting)), total)
+
+
+def select_ops(report: ReportData, phase: str | None = None, bound: Bound | None = None) -> list[OpRow]:
+    """Return the ops that pass the filters. Raises InputError for a phase that the recording does not know."""
+    rows = list(report.ops)
+    if phase is not None and rows:
+        known = sorted({format_phase(row) for row in rows if row.phase})
+        if phase not in known:
+            raise InputError(f"no op has the phase {phase!r}", f"phases of this recording: {', '.join(known) or 'none is known'}")
+        rows = [row for row in rows if format_phase(row) == phase]
+    return [row for row in rows if bound in (None, row.bound)]
 
 
 _KEYS: dict[str, Callable[[OpRow], tuple[str | None, ...]]] = {
@@ -152,7 +157,8 @@ def _gather_rows(rows: Iterable[_Row], key: Callable[[_Row], tuple[str | None, .
     return list(found.values())
 
 
-def _build_group(name: str, rows: list[OpRow], total_ns: int) -> OpGroup:
+def build_op_group(name: str, rows: list[OpRow], total_ns: int) -> OpGroup:
+    """Return the sums over rows of ops; `total_ns`: of all ops, for the share."""
     time = labels.sum_op_ns(rows)
     judged = [row for row in rows if labels.compute_over_roof(row) is None]
     roof = _sum_known(judged, lambda row: row.t_roof_ns)
@@ -230,10 +236,11 @@ def _build_kernel_table(report: ReportData, sorting: Sorting, phase: str | None,
         )
         groups.append(group)
     cut = len(report.kernels) if sum(row.count for row in report.kernels) < report.trust.kernels else 0
-    return OpTable("kernel", sorting, tuple(_sort_groups(groups, sorting)), total, cut)
+    return OpTable("kernel", sorting, tuple(sort_groups(groups, sorting)), total, cut)
 
 
-def _sort_groups(groups: list[OpGroup], sorting: Sorting) -> list[OpGroup]:
+def sort_groups(groups: Iterable[OpGroup], sorting: Sorting) -> list[OpGroup]:
+    """Return groups in the order of a table: what is not known comes last."""
     values: dict[str, Callable[[OpGroup], float | None]] = {
         "time": lambda group: group.kernel_ns,
         "calls": lambda group: group.calls,
@@ -288,7 +295,7 @@ def build_ops_table(report: ReportData, amount: Amount) -> Table | None:
     groups = []
     for row in rows:
         efficiency = row.efficiency if labels.compute_over_roof(row) is None else None  # as judged, where that is known
-        groups.append(msgspec.structs.replace(_build_group(name(row), [row], total), efficiency=efficiency))
+        groups.append(msgspec.structs.replace(build_op_group(name(row), [row], total), efficiency=efficiency))
     table = build_group_table(OpTable("signature", "time", tuple(groups), total))
     kept = [k for k, column in enumerate(table.columns) if column.page and (amount.page or column.title not in ("rows", "cost"))]
     made = []

@@ -19,6 +19,7 @@ from gpudiag.report.labels import (
     compute_rate,
     format_number,
     format_site,
+    pluralize,
     sum_op_ns,
 )
 from gpudiag.report.op_table import sort_ops_by_time
@@ -45,37 +46,63 @@ SYMBOLS: dict[Bound, str] = {
 }
 _LEAST, _MOST = 7.0, 34.0
 """Diameter of a point in pixels; its area grows with the op's time."""
+_DUST_SHARE = 0.01
+"""Share of the op time below which an overhead-bound op says nothing by itself: many such ops are one mark."""
+DUST = -1
+"""What that mark carries in place of the place of an op."""
+_HEIGHT, _ABOVE, _BELOW, _LABEL = 500, 40, 90, 14
+"""Pixels: of the figure, above and below its axes, and of a label."""
 
 
 def draw_roofline(report: ReportData) -> Figure | None:
     """Return the roofline (log-log, FLOP/byte against FLOP/s) or None where there is nothing to judge or to judge against.
 
-    Roofs: bandwidth x intensity, and the dense peak of each engine that an op uses (Williams, Waterman and Patterson, 2009).
+    Roofs: bandwidth x intensity, and the dense peak of each engine that an op was judged by (Williams, Waterman and Patterson, 2009).
+    Overhead-bound ops of next to no time are one mark, where all of them together stand.
     """
     rows = select_roofline_rows(report)
     device = report.device
     if not rows or device is None or not device.peaks:
         return None
-    engines = find_used_peaks(device, rows)
-    top = max(engines.values())
-    intensities = [row.flops / row.bytes for row in rows if row.flops and row.bytes]
+    total = sum_op_ns(report.ops)
+    engines = find_used_peaks(device, rows, report.mfu.dtype if report.mfu else "")
+    alone, dust = _fold_dust(rows, total)
+    places = {id(row): index for index, row in enumerate(sort_ops_by_time(report))}
+    by_bound = [(bound, [row for row in alone if row.bound == bound]) for bound in BOUNDS]
+    largest = max(sum_op_ns(dust), max((row.kernel_ns for row in alone), default=0))
+    points = [_draw_points(bound, chosen, largest, total, [places[id(row)] for row in chosen]) for bound, chosen in by_bound if chosen]
+    points += [_draw_dust(dust, largest, total)] if dust else []
+    x = _find_ends([value for trace in points for value in trace["x"]], max(engines.values()), device)
+    roofs = _draw_roofs(engines, device, x)
+    rates = [rate for trace in (*roofs, *points) for rate in trace["y"]]
+    return {"data": [*roofs, *points], "layout": _build_layout(x, (min(rates) / 2, max(rates) * 3), engines, device)}
+
+
+def _fold_dust(rows: Sequence[OpRow], total_ns: int) -> tuple[list[OpRow], list[OpRow]]:
+    """Return the ops that are drawn one by one, and the overhead-bound ones that are one mark."""
+    dust = [row for row in rows if row.bound == "overhead" and row.kernel_ns < _DUST_SHARE * total_ns]
+    if len(dust) < 2:
+        return list(rows), []
+    folded = {id(row) for row in dust}
+    return [row for row in rows if id(row) not in folded], dust
+
+
+def _find_ends(intensities: Sequence[float], top: float, device: ReportDevice) -> tuple[float, float]:
+    """Return both ends of the axis of intensities: around all points, and the ridge below the highest roof."""
     ridge = top / device.bandwidth_byte_per_s if device.bandwidth_byte_per_s else 1.0
-    low, high = min(*intensities, ridge) / 3, max(*intensities, ridge) * 4
-    data = []
+    return min(*intensities, ridge) / 3, max(*intensities, ridge) * 4
+
+
+def _draw_roofs(engines: dict[str, float], device: ReportDevice, x: tuple[float, float]) -> list[Figure]:
+    (low, high), top, roofs = x, max(engines.values()), []
     for name, rate, dash in (("DRAM", device.bandwidth_byte_per_s, "solid"), ("cache", device.cache_bandwidth_byte_per_s, "dot")):
         if rate:
-            data.append(_draw_line([low, top / rate], [low * rate, top], f"{name} {format_rate(rate, 'B')}", dash))
+            roofs.append(_draw_line([low, top / rate], [low * rate, top], f"{name} {format_rate(rate, 'B')}", dash))
     fastest = device.cache_bandwidth_byte_per_s or device.bandwidth_byte_per_s
     for name, peak in engines.items():
         start = max(low, peak / fastest) if fastest else low
-        data.append(_draw_line([start, high], [peak, peak], f"{name} {format_rate(peak, 'FLOP')}", "solid"))
-    # The points by bound
-    largest, total = max(row.kernel_ns for row in rows), sum_op_ns(report.ops)
-    places = {id(row): index for index, row in enumerate(sort_ops_by_time(report))}
-    by_bound = [(bound, [row for row in rows if row.bound == bound]) for bound in BOUNDS]
-    data += [_draw_points(bound, chosen, largest, total, [places[id(row)] for row in chosen]) for bound, chosen in by_bound if chosen]
-    rates = [rate for trace in data for rate in trace["y"]]
-    return {"data": data, "layout": _build_layout((low, high), (min(rates) / 2, max(rates) * 3), engines, device)}
+        roofs.append(_draw_line([start, high], [peak, peak], f"{name} {format_rate(peak, 'FLOP')}", "solid"))
+    return roofs
 
 
 def select_roofline_rows(report: ReportData) -> list[OpRow]:
@@ -94,18 +121,26 @@ def format_roofline_note(report: ReportData) -> str:
         return "No roofline can be drawn: no op has both FLOPs and bytes that are known (were shapes recorded?)."
     total = sum_op_ns(report.ops)
     left_out = 1 - sum_op_ns(rows) / total if total else 0.0
-    text = (
+    text = [
         "Each point is one op with its shapes; its area grows with its time, its colour and shape say what bounds it. The distance to the "
         "roof above it is what a better kernel could gain. A click on a point shows the op in the table."
-    )
-    if left_out < ROUNDS_TO_ZERO:
-        return text
-    return f"{text} Ops without FLOPs or bytes that are known ({format_share(left_out)} of the op time) are not drawn."
+    ]
+    if dust := _fold_dust(rows, total)[1]:
+        text.append(
+            f"{len(dust):,} overhead-bound ops, each below {format_share(_DUST_SHARE)} of the op time, are one mark (the open diamond): "
+            f"{format_share(sum_op_ns(dust) / total, 1)} of it."
+        )
+    if above := sum(compute_over_roof(row) is not None for row in rows):
+        text.append(f"{above:,} {pluralize(above, 'op')} ran faster than the roof of the DRAM or of the engine allows; each says why.")
+    if left_out >= ROUNDS_TO_ZERO:
+        text.append(f"Ops without FLOPs or bytes that are known ({format_share(left_out)} of the op time) are not drawn.")
+    return " ".join(text)
 
 
-def find_used_peaks(device: ReportDevice, rows: Sequence[OpRow]) -> dict[str, float]:
-    """Return engine names (those of one rate joined) and peaks in FLOP/s: the vector rate and each type that `rows` compute in."""
-    used = {"fp32"} | {row.dtype for row in rows if row.dtype}
+def find_used_peaks(device: ReportDevice, rows: Sequence[OpRow], mfu_type: str = "") -> dict[str, float]:
+    """Return engine names (those of one rate joined) and peaks in FLOP/s: the vector rate, each engine that `rows` were judged by, and
+    the type that MFU is divided by."""
+    used = {"fp32", mfu_type} | {row.engine or row.dtype for row in rows}
     by_rate: dict[float, list[str]] = {}
     for name, rate in device.peaks.items():
         if name in used and rate > 0:
@@ -156,7 +191,7 @@ def _draw_points(bound: Bound, rows: Sequence[OpRow], largest_ns: int, total_ns:
         "marker": {
             "color": COLOURS[bound],
             "symbol": SYMBOLS[bound],
-            "size": [round(_LEAST + (_MOST - _LEAST) * math.sqrt(row.kernel_ns / largest_ns), 1) for row in rows],
+            "size": [_scale_point(row.kernel_ns, largest_ns) for row in rows],
             "opacity": 0.75,
             "line": {"width": 1, "color": COLOURS[bound]},
         },
@@ -164,26 +199,53 @@ def _draw_points(bound: Bound, rows: Sequence[OpRow], largest_ns: int, total_ns:
     }
 
 
+def _draw_dust(rows: Sequence[OpRow], largest_ns: int, total_ns: int) -> Figure:
+    """Return the mark of many small ops: the sum of their FLOPs over the sums of their bytes and of their time."""
+    flops, moved, time = sum(row.flops or 0.0 for row in rows), sum(row.bytes or 0.0 for row in rows), sum_op_ns(rows)
+    count = sum(row.count for row in rows)
+    lines = (
+        f"<b>{len(rows):,} overhead-bound ops together</b>",
+        f"each below {format_share(_DUST_SHARE)} of the op time",
+        f"{format_ns(time)} in {count:,} calls, {format_share(time / total_ns if total_ns else None, 1)} of the op time",
+        "a click shows them in the table",
+    )
+    return {
+        "type": "scatter", "mode": "markers", "name": "overhead, many small ops", "x": [flops / moved], "y": [flops / time * 1e9],
+        "text": ["<br>".join(lines)], "hovertemplate": "%{text}<extra></extra>", "customdata": [DUST],
+        "marker": {
+            "color": COLOURS["overhead"], "symbol": "diamond-open", "size": [_scale_point(time, largest_ns)],
+            "line": {"width": 2.5, "color": COLOURS["overhead"]},
+        },
+    }  # fmt: skip
+
+
+def _scale_point(ns: int, largest_ns: int) -> float:
+    return round(_LEAST + (_MOST - _LEAST) * math.sqrt(ns / largest_ns), 1)
+
+
 def _build_layout(x: tuple[float, float], y: tuple[float, float], engines: dict[str, float], device: ReportDevice) -> Figure:
-    labels = []
+    # Above each roof at its right end, one label higher where the one below would touch it
+    pixels = (_HEIGHT - _ABOVE - _BELOW) / math.log10(y[1] / y[0])
+    labels, free = [], -math.inf
     for name, peak in engines.items():
-        close = any(peak < other < peak * 10**0.5 for other in engines.values())
-        labels.append(_build_label(x[1], peak, f"{name} {format_rate(peak, 'FLOP')}", "top" if close else "bottom"))
-    # The labels of the slopes, clear of both: DRAM below its lower end, the cache above its upper end
-    top, dram, cache = max(engines.values()), device.bandwidth_byte_per_s, device.cache_bandwidth_byte_per_s
+        at = math.log10(peak) * pixels
+        labels.append(_build_label(x[1], peak, f"{name} {format_rate(peak, 'FLOP')}", "bottom", shift=round(max(0.0, free - at))))
+        free = max(at, free) + _LABEL
+    # The labels of the slopes on the outer side of both: DRAM below its lower end, the cache above, and below those of all engines
+    dram, cache, least = device.bandwidth_byte_per_s, device.cache_bandwidth_byte_per_s, min(engines.values()) / 10
     if dram:
         labels.append(_build_label(x[0] * 1.3, x[0] * dram, f"DRAM {format_rate(dram, 'B')}", "top", "left"))
     if cache:
-        labels.append(_build_label(top / cache * 0.6, top * 0.6, f"cache {format_rate(cache, 'B')}", "bottom"))
+        labels.append(_build_label(least / cache, least, f"cache {format_rate(cache, 'B')}", "bottom"))
     return {
         "xaxis": _build_axis("arithmetic intensity (FLOP/byte)", x, lambda value: f"{value:g}"),
-        "yaxis": _build_axis("achieved rate (FLOP/s)", y, lambda value: format_rate(value, "FLOP")),
+        "yaxis": _build_axis("achieved rate (FLOP/s)", y, lambda value: format_rate(value, "FLOP").removesuffix("FLOP/s").strip()),
         "annotations": labels,
         "hovermode": "closest",
         "hoverlabel": {"align": "left"},
         "legend": {"orientation": "h", "y": -0.16, "yanchor": "top", "x": 0, "itemsizing": "constant"},
-        "margin": {"l": 110, "r": 20, "t": 40, "b": 90},
-        "height": 500,
+        "margin": {"l": 74, "r": 20, "t": _ABOVE, "b": _BELOW},
+        "height": _HEIGHT,
     }
 
 
@@ -200,6 +262,6 @@ def _build_axis(title: str, ends: tuple[float, float], form: Callable[[float], s
     }
 
 
-def _build_label(x: float, y: float, text: str, yanchor: str, xanchor: str = "right") -> Figure:
-    place = {"x": math.log10(x), "y": math.log10(y), "xref": "x", "yref": "y"}
+def _build_label(x: float, y: float, text: str, yanchor: str, xanchor: str = "right", shift: int = 0) -> Figure:
+    place = {"x": math.log10(x), "y": math.log10(y), "xref": "x", "yref": "y", "yshift": shift}
     return {**place, "text": text, "showarrow": False, "xanchor": xanchor, "yanchor": yanchor, "font": {"size": 11}}

@@ -36,6 +36,7 @@ from gpudiag.timeline.memory_blocks import (
     note_other_devices,
     sum_rows,
 )
+from gpudiag.timeline.memory_timeline import build_timeline
 from gpudiag.trace.memory_snapshot import OOM_ACTION, Block, Entry, Snapshot, list_frames
 
 LARGEST_BYTES = 1 << 40
@@ -133,13 +134,8 @@ def _build_report(trace: Trace, steps: pl.DataFrame, found: UsedBlocks, peak: Pe
     size, kinds = found.lives.size[alive], found.kinds[alive]
     rows = found.at.op[found.lives.born[alive]]
     op_names = decode_names(trace.ops["name"]).str.strip_prefix(_NODE)
-    # As many of the held storages as fit into what was there: those of other allocators are not counted by this one
-    before = left = peak.base - found.lives.before(peak.event)
-    known = []
-    for item in found.held:
-        if item.bytes <= left:
-            left -= item.bytes
-            known.append(item)
+    before = peak.base - found.lives.before(peak.event)
+    known = _fit_held(found.held, before)
     # Parameters and their like by the module that holds them, by the names of named_parameters(); state has the name of its parameter
     # and a key after it
     modules = []
@@ -149,6 +145,7 @@ def _build_report(trace: Trace, steps: pl.DataFrame, found: UsedBlocks, peak: Pe
     sizes, owned = np.array([item.bytes for item in known], dtype=np.int64), np.array([item.owner.kind for item in known], dtype=str)
     held_rows = sum_rows({"name": pl.Series(modules, dtype=pl.String), "bytes": sizes, "category": owned})
     frames = trace.frames.height > 0
+    sites = find_own_sites(trace) if frames else None
     of_modules = (*_build_rows(find_modules(trace, None) if frames else trace.ops["module"], rows, size, kinds), *held_rows)
     op, when = (found.at.outermost[peak.event], found.at.t_ns[peak.event]) if peak.event >= 0 else (-1, -1)
     step = assign_steps(steps, np.array([when], dtype=np.int64))[0]
@@ -163,12 +160,36 @@ def _build_report(trace: Trace, steps: pl.DataFrame, found: UsedBlocks, peak: Pe
         peak_op=None if op < 0 else op_names[int(op)],
         by_category=sum_categories(size, kinds, known, before),
         by_module=tuple(sorted(of_modules, key=lambda row: (-row.bytes, row.name, row.category))[:MOST_ROWS]),
-        by_site=_build_rows(find_own_sites(trace) if frames else None, rows, size, kinds),
+        by_site=_build_rows(sites, rows, size, kinds),
         by_op=_build_rows(op_names, found.at.outermost[found.lives.born[alive]], size, kinds),
         blocks=int(alive.sum()),
         reserved_peak_bytes=None if name == "cpu" or not reserved.max() else int(reserved.max()),  # type: ignore[arg-type]
         fragmentation_share=(pool - used) / pool if pool and used is not None and pool >= used else None,
-    )
+        timeline=build_timeline(
+            found.lives, found.kinds, _name_places(found, sites, op_names), found.at.t_ns, peak.base, known,
+            reserved=None if name == "cpu" else reserved, starts_ns=steps["start_ns"].to_numpy(),
+        ),
+    )  # fmt: skip
+
+
+def _fit_held(held: Iterable[HeldStorage], left: int) -> list[HeldStorage]:
+    """Return as many of the held storages as fit into what was there: those of other allocators are not counted by this one."""
+    known = []
+    for item in held:
+        if item.bytes <= left:
+            left -= item.bytes
+            known.append(item)
+    return known
+
+
+def _name_places(found: UsedBlocks, sites: pl.Series | None, op_names: pl.Series) -> pl.Series:
+    """Return the call site of each block, else the outermost op that made it; null for those of before the recording."""
+    made = np.where(found.lives.born >= 0, found.lives.born, 0)
+    names = op_names.gather(null_missing(np.where(found.lives.born >= 0, found.at.outermost[made], -1)))
+    if sites is None:
+        return names
+    own = sites.gather(null_missing(np.where(found.lives.born >= 0, found.at.op[made], -1)))
+    return pl.DataFrame({"own": own, "op": names}).select(pl.coalesce("own", "op")).to_series()
 
 
 def sum_categories(size: Ints, kinds: Texts, known: Iterable[HeldStorage], before: int) -> dict[str, int]:

@@ -36,8 +36,8 @@ HOST = "127.0.0.1"
 PAUSE_S = 2.0
 """Between two requests of a client: the interval at which a page follows a run that records (dashboard/pages/telemetry.py)."""
 
-SLOW_S = PAUSE_S
-"""Limit of the 99th percentile: a page that waits longer for an answer asks again before it has the last one."""
+SLOW_S = 1.5
+"""Limit of the 99th percentile: below PAUSE_S, so that no page asks again before it has its last answer."""
 
 GROWTH_SHARE, GROWTH_MB = 0.05, 20.0
 """Limits of what the server's memory may grow by from the second quarter of the time to the last, which of them is larger: its caches

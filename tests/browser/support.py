@@ -156,3 +156,14 @@ def first_paint_ms(page: Page) -> float:
 def overflow_px(page: Page) -> int:
     """Return by how many pixels the page is wider than its window: above 0 the whole page scrolls sideways."""
     return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+
+def flat_figures(page: Page) -> list[str]:
+    """Return the plotly figures that are not hidden and less than 100 pixels high, or drawn less high than their place."""
+    found = """[...document.querySelectorAll('.figure .js-plotly-plot')].filter((figure) => figure.offsetParent !== null).map((figure) => {
+      const height = (one) => one?.getBoundingClientRect().height ?? 0;
+      return [figure.parentElement.id, height(figure), height(figure.querySelector('.main-svg')), height(figure.closest('.figure'))];
+    })"""
+    return [
+        f"{name}: {place}, drawn {drawn}" for name, place, drawn, box in page.evaluate(found) if min(place, drawn) < 100 or box < drawn - 1
+    ]

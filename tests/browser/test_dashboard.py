@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from browser.support import NARROW, SCHEMES, WIDE, Seen, misplaced, opened, overflow_px, picture, until, violations
+from browser.support import NARROW, SCHEMES, WIDE, Seen, flat_figures, misplaced, opened, overflow_px, picture, until, violations
 from dashclient import fp32_trace, served, small_bundle, small_trace
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
@@ -105,11 +105,13 @@ def test_every_page_is_accessible_and_fits(browser: Browser, axe: Path, address:
             picture(seen.page, f"{name}-{scheme}-{WIDE}", tmp_path)
             assert violations(seen.page, axe) == []
         assert overflow_px(seen.page) <= 0
+        assert flat_figures(seen.page) == []
         assert misplaced(seen.page) == []
         seen.page.set_viewport_size({"width": NARROW, "height": 900})
         seen.page.wait_for_timeout(200)
         picture(seen.page, f"{name}-dark-{NARROW}", tmp_path)
         assert overflow_px(seen.page) <= 0
+        assert flat_figures(seen.page) == []
         assert misplaced(seen.page) == []
         assert seen.errors == []
 
@@ -169,6 +171,41 @@ def test_a_point_of_the_roofline_is_clicked(browser: Browser, address: str) -> N
         seen.page.wait_for_selector("#roofline-figure .hovertext")
         seen.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         seen.page.wait_for_url("**/ops?*op=aten*")
+        assert seen.errors == []
+
+
+def test_the_list_is_sorted_two_are_checked_and_compared(browser: Browser, address: str) -> None:
+    with opened(browser, address) as seen:
+        page = seen.page
+        page.get_by_role("link", name="recording", exact=True).click()
+        page.wait_for_selector("th[aria-sort='ascending'] >> text=recording")
+        names = page.locator("tbody th > a").all_inner_texts()
+        assert names == sorted(names)
+        page.get_by_role("link", name="compare demo", exact=True).click()
+        page.wait_for_selector("text=check another one")
+        page.get_by_role("link", name="compare small", exact=True).click()
+        page.wait_for_selector("a.button")
+        assert page.get_by_role("link", name="compare fp32.json", exact=True).count() == 0
+        page.locator("a.button").click()
+        page.wait_for_url("**/compare?*other=*")
+        assert seen.errors == []
+
+
+def test_colours_stay_as_they_were_chosen(browser: Browser, address: str) -> None:
+    with opened(browser, f"{address}/ops?bundle=small") as seen:
+        page = seen.page
+        page.wait_for_selector("#ops-content table", timeout=ANALYSIS_MS)
+        background = "getComputedStyle(document.body).backgroundColor"
+        before = page.evaluate(background)
+        page.get_by_role("button", name="Light or dark").click()
+        after = page.evaluate(background)
+        assert after != before
+        page.reload()
+        page.wait_for_selector("#ops-content table", timeout=ANALYSIS_MS)
+        assert page.evaluate(background) == after
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save as CSV").click()
+        assert "aten::mm" in Path(saved.value.path()).read_text(encoding="utf-8")
         assert seen.errors == []
 
 

@@ -209,10 +209,10 @@ def test_what_still_runs_is_not_begun_again_however_many_others_are_opened(tmp_p
         small_trace(tmp_path / name)
     begun, gate = [], threading.Event()
 
-    def slow(path: str, **_: Any) -> str:
+    def slow(path: str, **_: Any) -> None:
         begun.append(Path(path).name)
         gate.wait(20)
-        return "opened"
+        raise InputError("nothing can be read here")
 
     monkeypatch.setattr(module, "open_recording", slow)
     found = Library(tmp_path)
@@ -233,7 +233,12 @@ def test_what_still_runs_is_not_begun_again_however_many_others_are_opened(tmp_p
 def test_a_request_does_not_wait_for_an_analysis_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_trace(tmp_path / "trace.json")
     gate = threading.Event()
-    monkeypatch.setattr(module, "open_recording", lambda *_, **__: gate.wait(20))
+
+    def slow(*_: Any, **__: Any) -> None:
+        gate.wait(20)
+        raise InputError("nothing can be read here")
+
+    monkeypatch.setattr(module, "open_recording", slow)
     monkeypatch.setattr(module, "WAIT_S", 0.01)
     with pytest.raises(InputError, match="still being analysed"):
         Library(tmp_path).opened("trace.json")

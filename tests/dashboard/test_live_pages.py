@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from dashclient import Client, small_bundle, small_trace, texts
+from dashclient import Client, analysed, small_bundle, small_trace, texts
 from growingbundle import START_NS, Bundle, aged, gpu_info
 from outcomes import experiments, hostile, pair
 
@@ -195,12 +195,17 @@ def test_segments_of_the_allocator_are_shown_where_a_snapshot_was_taken() -> Non
 
 
 @pytest.fixture(scope="module")
-def tried(client: Client, folder: Path) -> Path:
-    """An analysed recording with a result, one that runs, and one that was ended long ago."""
-    bundle = small_bundle(folder / "tried")
+def running(folder: Path) -> stores.Store:
+    """A series that is measured as long as this object lives."""
+    return stores.begin_store(small_bundle(folder / "tried"), Plan(("python", "train.py"), (FixCall("tf32"),)))
+
+
+@pytest.fixture(scope="module")
+def tried(client: Client, running: stores.Store) -> Path:
+    """An analysed recording with a result and a series that runs."""
+    bundle = running.bundle
     done = stores.begin_store(bundle, Plan(("python", "train.py"), (FixCall("bf16"),), options=Options(command_shown=("train.py", "--x"))))
     done.finish(experiments(complete=True))
-    running = stores.begin_store(bundle, Plan(("python", "train.py"), (FixCall("tf32"),)))
     running.append(BaselineRow(Baseline(command=("python",), step_ns=10**7)))
     for ratio in (1.30, 1.31, 1.32, 1.30, 1.31):
         running.append(PairRow("compare:tf32", pair(ratio)))
@@ -209,11 +214,6 @@ def tried(client: Client, folder: Path) -> Path:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return bundle
-
-
-def latest(bundle: Path) -> Path:
-    """The rows of the series that was begun last."""
-    return max((bundle / "experiments").glob("*.jsonl"), key=lambda path: path.stem)
 
 
 def results(client: Client, name: str = "tried", seen: Any = None) -> dict[str, Any]:
@@ -240,10 +240,10 @@ def test_pairs_that_come_are_shown_without_a_verdict_beside_the_results(client: 
     assert found["experiments-stop"]["style"] == {"display": "none"}  # it was not started here
 
 
-def test_they_are_drawn_anew_only_where_a_row_came(client: Client, tried: Path) -> None:
+def test_they_are_drawn_anew_only_where_a_row_came(client: Client, tried: Path, running: stores.Store) -> None:
     seen = results(client)["experiments-seen"]["data"]
     assert "experiments-results" not in results(client, seen=seen)
-    path = latest(tried)
+    path = running.path
     with open(path, "ab") as file:
         file.write(msgspec.json.encode(PairRow("compare:tf32", pair(1.31))) + b"\n")
     again = results(client, seen=seen)
@@ -256,12 +256,38 @@ def test_they_are_drawn_anew_only_where_a_row_came(client: Client, tried: Path) 
     assert "faster" in told
 
 
-def test_one_that_was_killed_is_not_called_running(client: Client, tried: Path) -> None:
-    path = latest(tried)
-    os.utime(path, (time.time() - 3600,) * 2)
+def test_one_that_was_killed_is_not_called_running_from_that_moment_on(client: Client, tried: Path, running: stores.Store) -> None:
+    assert "Running: tf32" in told_by(results(client))
+    running._held.close()  # type: ignore[union-attr]  # as the system does when a process ends
     told = told_by(results(client))
+    assert "Running" not in told
     assert "Without a result: tf32" in told
-    assert "Nothing was written for 1 h 00 min" in told
+    assert "It was ended without a result" in told
+
+
+def test_one_of_a_version_without_locks_is_taken_for_ended_when_it_is_silent(client: Client, folder: Path) -> None:
+    bundle = small_bundle(folder / "old")
+    (bundle / "experiments").mkdir()
+    rows = bundle / "experiments" / "20260101-000000.jsonl"
+    rows.write_bytes(msgspec.json.encode(Plan(("python", "train.py"), (FixCall("tf32"),))) + b"\n")
+    analysed(client, "old")
+    assert "Running: tf32" in told_by(results(client, "old"))
+    os.utime(rows, (time.time() - 3600,) * 2)
+    assert "Without a result: tf32" in told_by(results(client, "old"))
+
+
+def test_results_that_stand_alone_are_listed_and_shown(client: Client, folder: Path) -> None:
+    alone = stores.begin_store(folder / "alone", Plan(("python", "train.py"), (FixCall("bf16"),)))
+    listed = {entry.name: entry for entry in library.Library(folder).bundles()}
+    assert (listed["alone"].kind, listed["alone"].status, listed["alone"].program) == ("experiments", "live", "python train.py")
+    alone.finish(experiments(complete=True))
+    listed = {entry.name: entry for entry in library.Library(folder).bundles()}
+    assert listed["alone"].status == "finished"
+    told = told_by(results(client, "alone"))
+    assert "Results, against" in told
+    frame = client.go("/overview", "?bundle=alone")
+    assert "These are results of experiments, without a recording" in texts(frame["main"]["children"])
+    assert frame["poll"]["disabled"] is True
 
 
 def test_a_recording_without_experiments_and_a_trace_say_what_to_do(client: Client, plain_bundle: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 import shutil
 import time
 from pathlib import Path
@@ -126,9 +129,8 @@ def test_ops_are_summed_sorted_and_filtered_by_the_server(client: Client) -> Non
 def test_an_op_that_is_not_there_and_a_grouping_without_data_are_said(client: Client) -> None:
     assert "no op of this recording is named 'aten::nothing'" in texts(content(client, "/ops?bundle=runs/one&op=aten::nothing"))
     by_module = texts(content(client, "/ops?bundle=runs/one&group=module"))
-    assert "Modules are unavailable here" in by_module
-    assert "runs/one --group module" in by_module
-    assert "module" not in {text for text, _ in links(content(client, "/ops?bundle=runs/one"))}
+    assert "no op of this recording is attributed to an nn.Module" in by_module
+    assert "with_stack=True" in by_module
     assert "No row matches" in texts(content(client, "/ops?bundle=runs/one&find=zzz"))
 
 
@@ -256,18 +258,156 @@ def test_a_run_without_a_window_says_so_and_shows_the_page_when_it_has_one(tmp_p
     assert "A step takes" in texts(client.content("/overview", "?bundle=one"))
 
 
+def listed(client: Client, search: str = "") -> Any:
+    """Return what the list of recordings shows for an address."""
+    return client.written("bundles-list.children", {"bundles-clock.n_intervals": 0, "address.pathname": "/", "address.search": search})
+
+
+def column(shown: Any, title: str) -> list[str]:
+    """Return the texts of one column of the only table."""
+    titles = [texts(head) for head in _all(_all(shown, "Thead"), "Th")]
+    place = titles.index(title)
+    rows = [row["props"]["children"] for body in _all(shown, "Tbody") for row in _all(body, "Tr")]
+    return [texts(row[place]) for row in rows]
+
+
 def test_the_list_tells_live_from_finished_and_links_what_can_be_read(tmp_path: Path) -> None:
     small_bundle(tmp_path / "live", finished=False)
     small_bundle(tmp_path / "done")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "manifest.json").write_text("{")
-    shown = Client(create_app(tmp_path)).written("bundles-list.children", {"bundles-clock.n_intervals": 0})["bundles-list"]["children"]
-    told = texts(shown)
-    assert "recording" in told
-    assert "cannot be read" in told
-    assert dict(links(shown)) == {"live": "/telemetry?bundle=live", "done": "/overview?bundle=done"}
+    shown = listed(Client(create_app(tmp_path)))["bundles-list"]["children"]
+    assert sorted(column(shown, "status")) == ["cannot be read", "finished", "recording"]
+    inside = {text: address for body in _all(shown, "Tbody") for text, address in links(body) if not address.startswith("/?")}
+    assert inside == {"live": "/telemetry?bundle=live", "done": "/overview?bundle=done"}
+    assert "not analysed yet" in texts(shown)
+
+
+def test_the_list_shows_what_an_analysis_found_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUDIAG_NO_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "runs"
+    small_bundle(folder / "one")
+    client = Client(create_app(folder))
+    assert column(listed(client)["bundles-list"]["children"], "top finding") == ["not analysed yet"]
+    analysed(client, "one")
+    for again in (client, Client(create_app(folder))):  # another dashboard knows it too, without analysing
+        shown = listed(again)["bundles-list"]["children"]
+        assert column(shown, "step time") == ["1.00 ms analysed steps"]
+        assert column(shown, "top finding") == ["Low model FLOPs utilisation (MFU)"]
+        assert any("/findings?bundle=one&rule=" in address for _, address in links(shown))
+
+
+def test_all_that_was_not_analysed_is_analysed_at_a_click(tmp_path: Path) -> None:
+    small_bundle(tmp_path / "one")
+    small_trace(tmp_path / "two.json")
+    client = Client(create_app(tmp_path))
+    assert listed(client)["bundles-analyse"]["children"] == "Analyse the 2 that were not analysed yet"
+    client.written("bundles-asked.children", {"bundles-analyse.n_clicks": 1})
+    deadline = time.monotonic() + 60
+    while any("analys" in text for text in column(listed(client)["bundles-list"]["children"], "top finding")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert listed(client)["bundles-analyse"]["style"] == {"display": "none"}
+
+
+def test_what_cannot_be_analysed_is_said_once_it_is_known(tmp_path: Path) -> None:
+    small_bundle(tmp_path / "one", trace=False)
+    client = Client(create_app(tmp_path))
+    client.go("/overview", "?bundle=one")
+    deadline = time.monotonic() + 20
+    while "not analysed yet" in (told := texts(listed(client)["bundles-list"]["children"])):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "cannot be analysed" in told
+    assert "no window was recorded" in told
+    assert listed(client)["bundles-analyse"]["style"] == {"display": "none"}
+
+
+def test_the_list_is_sorted_and_filtered_by_the_address(tmp_path: Path) -> None:
+    small_bundle(tmp_path / "b")
+    small_trace(tmp_path / "a.json")
+    small_trace(tmp_path / "c.json")
+    client = Client(create_app(tmp_path))
+
+    def order(search: str) -> list[str]:
+        return [text.split()[0] for text in column(listed(client, search)["bundles-list"]["children"], "recording")]
+
+    assert order("?sort=recording") == ["a.json", "b", "c.json"]
+    assert order("?sort=-recording") == ["c.json", "b", "a.json"]
+    assert order("?sort=steps") == order("?sort=-steps") == ["b", *order("?find=json")]  # what is not known comes last
+    assert set(order("?find=JSON")) == {"a.json", "c.json"}
+    assert "No recording matches" in texts(listed(client, "?find=zzz")["bundles-list"]["children"])
+    heads = dict(links(_all(listed(client, "?sort=steps")["bundles-list"]["children"], "Thead")))
+    assert (heads["steps"], heads["recording"]) == ("/?sort=-steps", "/?sort=recording")
+
+
+def test_two_are_checked_and_compared_the_older_one_first(tmp_path: Path) -> None:
+    small_bundle(tmp_path / "old")
+    small_trace(tmp_path / "new.json")
+    client = Client(create_app(tmp_path))
+    one = listed(client, "?first=new.json")["bundles-list"]["children"]
+    assert "is chosen: check another one" in texts(one)
+    both = listed(client, "?first=new.json&second=old")["bundles-list"]["children"]
+    assert {" ".join(text.split()): address for text, address in links(both)}[
+        "Compare old with new.json"
+    ] == "/compare?bundle=old&other=new.json"
+    boxes = {text.split(" ", 1)[1].strip(): address for text, address in links(_all(both, "Tbody")) if "compare" in text}
+    assert boxes == {"compare old no longer": "/?first=new.json", "compare new.json no longer": "/?first=old"}
+    small_trace(tmp_path / "third.json")
+    assert column(listed(Client(create_app(tmp_path)), "?first=old&second=new.json")["bundles-list"]["children"], "compare").count("") == 1
+
+
+def test_the_list_is_made_anew_only_where_anything_has_changed(tmp_path: Path) -> None:
+    small_bundle(tmp_path / "one")
+    client = Client(create_app(tmp_path))
+    shown = listed(client)["bundles-shown"]["data"]
+    values = {"bundles-clock.n_intervals": 1, "address.pathname": "/", "bundles-shown.data": shown}
+    assert client.written("bundles-list.children", values) == {}
+    assert client.written("bundles-list.children", {**values, "address.search": "?find=one"}) != {}
 
 
 def test_an_empty_folder_says_how_to_fill_it(tmp_path: Path) -> None:
-    shown = Client(create_app(tmp_path)).written("bundles-list.children", {"bundles-clock.n_intervals": 0})["bundles-list"]["children"]
+    shown = listed(Client(create_app(tmp_path)))["bundles-list"]["children"]
     assert f"gpudiag run -o {tmp_path.name}/first train.py" in texts(shown)
+
+
+def test_tabs_of_pages_that_are_empty_are_grey_and_say_why(client: Client) -> None:
+    head = client.go("/overview", "?bundle=other.json")["head"]["children"]
+    grey = {texts(tab) for tab in _all(head, "Span") if "off" in tab["props"].get("className", "").split()}
+    assert "Telemetry  (empty: a trace holds no telemetry: only a recording of gpudiag run does)" in grey
+    assert any(text.startswith("Ranks  (empty: one rank was recorded)") for text in grey)
+    assert any(text.startswith("Memory") for text in grey)
+    assert not any(text.startswith(("Overview", "Ops", "Timeline", "Roofline", "Compare")) for text in grey)
+
+
+def test_ops_are_saved_as_csv_as_far_as_the_filters_leave_them(client: Client) -> None:
+    values = {"ops-save.n_clicks": 1, "address.pathname": "/ops", "address.search": "?bundle=runs/one&find=add"}
+    saved = client.written("ops-file.data", values)["ops-file"]["data"]
+    assert saved["filename"] == "runs-one-op.csv"
+    rows = list(csv.DictReader(io.StringIO(saved["content"])))
+    assert [(row["group"], row["calls"], row["kernel_ns"]) for row in rows] == [("aten::add", "3", "60000")]
+
+
+def test_below_the_path_of_a_proxy_every_address_begins_with_it(tmp_path: Path) -> None:
+    small_bundle(tmp_path / "one")
+    client = Client(create_app(tmp_path, base="/gpudiag"))
+    below = {"environ_overrides": {"SCRIPT_NAME": "/gpudiag"}}
+    page = client.http.get("/", headers=client.headers, **below).get_data(as_text=True)
+    assert 'href="/gpudiag/report.css"' in page
+    assert '"requests_pathname_prefix":"/gpudiag/"' in page.replace("\\u002f", "/")
+    assert not re.findall(r'(?:src|href)="/(?!gpudiag/)', page)
+    values = {"bundles-clock.n_intervals": 0, "address.pathname": "/gpudiag/", "address.search": ""}
+    answer = client.http.post("/_dash-update-component", json=client.body("bundles-list.children", values), headers=client.headers, **below)
+    shown = answer.get_json()["response"]["bundles-list"]["children"]
+    assert ("one", "/gpudiag/overview?bundle=one") in list(links(shown))
+
+
+def test_its_health_is_told_to_whoever_asks_and_nothing_else_is(tmp_path: Path) -> None:
+    client = Client(create_app(tmp_path / "runs", everywhere=True, token="secret"), {"Host": "10.0.0.7"})  # noqa: S106 of no server
+    assert client.get("/healthz").status_code == 503
+    (tmp_path / "runs").mkdir()
+    answer = client.get("/healthz")
+    assert (answer.status_code, answer.get_data(as_text=True)) == (200, "ok\n")
+    assert client.get("/").status_code == 401
+    assert client.http.post("/healthz", headers=client.headers).status_code in (401, 403, 405)

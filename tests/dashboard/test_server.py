@@ -106,6 +106,31 @@ def test_a_proxy_is_known_by_the_name_that_was_given_and_asks_for_the_token(tmp_
         ended(process)
 
 
+@pytest.mark.slow
+def test_below_a_path_of_its_own_it_answers_with_the_path_and_without(tmp_path: Path) -> None:
+    """Some proxies take the path away, others do not."""
+    pytest.importorskip("dash")
+    small_trace(tmp_path / "trace.json")
+    process, address, _ = started(tmp_path, "--base-path", "/tools/gpudiag/")
+    try:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/tools/gpudiag/", address)
+        root = address.removesuffix("/tools/gpudiag/")
+        for path in ("/tools/gpudiag/healthz", "/healthz", "/tools/gpudiag/report.css", "/report.css", "/tools/gpudiag/"):
+            with urllib.request.urlopen(root + path, timeout=30) as answer:  # noqa: S310 our own address
+                assert answer.status == 200
+    finally:
+        ended(process)
+
+
+@pytest.mark.parametrize("base", ["/a b", "/<x>", "/a/b?c"])
+def test_a_base_path_that_is_none_is_one_line(command: Callable[..., tuple[int, str]], tmp_path: Path, base: str) -> None:
+    pytest.importorskip("dash")
+    code, said = command(tmp_path, "--base-path", base)
+    assert code == 2
+    assert "is no base path" in said
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize(("name", "what"), [("none", "does not exist"), ("file", "is a file, not a folder")])
 def test_what_is_no_folder_is_one_line(command: Callable[..., tuple[int, str]], tmp_path: Path, name: str, what: str) -> None:
     (tmp_path / "file").touch()

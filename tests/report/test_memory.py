@@ -6,8 +6,9 @@ import msgspec
 from rendered import render_memory_markdown, render_memory_page, render_memory_text
 from report_sample import HOSTILE
 
-from gpudiag.model.memory import MemoryReport, MemoryRow, PoolRow
-from gpudiag.report.memory import build_categories_table, format_memory_headline
+from gpudiag.model.memory import MemoryReport, MemoryRow, MemoryTimeline, PoolRow
+from gpudiag.report.memory import CATEGORY_NAMES, build_categories_table, build_moment_blocks, format_memory_headline
+from gpudiag.report.memory_chart import draw_memory_timeline
 
 GB = 10**9
 FOUND = MemoryReport(
@@ -90,3 +91,44 @@ def test_hostile_names_do_no_harm() -> None:
     assert all(len(line) <= 100 for line in text.splitlines())
     assert "\n# heading" not in render_memory_markdown(found)
     assert "\x1b" not in render_memory_page(found)
+
+
+LINE = MemoryTimeline(
+    t_ns=(0, 2_000_000, 5_000_000),
+    by_category={"parameters": (10 * GB, 10 * GB, 10 * GB), "activations": (0, 24 * GB, GB)},
+    peak=1,
+    places=("model.py(12): forward", HOSTILE[0]),
+    largest={"activations": (-1, 0, 1)},
+    reserved_bytes=(12 * GB, 40 * GB, 40 * GB),
+)
+
+
+def test_the_timeline_is_drawn_by_category_with_its_peak_and_its_call_sites() -> None:
+    figure = draw_memory_timeline(LINE, CATEGORY_NAMES)
+    areas = {trace["name"]: trace for trace in figure["data"] if "stackgroup" in trace}
+    assert areas["parameters"]["y"] == [10.0, 10.0, 10.0]
+    assert areas[CATEGORY_NAMES["activations"]]["y"] == [0.0, 24.0, 1.0]
+    assert next(trace for trace in figure["data"] if trace["name"] == "reserved")["y"] == [12.0, 40.0, 40.0]
+    assert [note["text"].strip() for note in figure["layout"]["annotations"]] == ["peak 34.0 GB"]
+    texts = areas[CATEGORY_NAMES["activations"]]["text"]
+    assert texts[1] == "activations 24.0 GB: model.py:12 forward"
+    assert "<script" not in texts[2]
+    assert "34.0 GB in use" in next(trace for trace in figure["data"] if trace["name"] == "in use")["text"][1]
+
+
+def test_a_moment_of_the_timeline_lists_what_was_held_and_by_which_line() -> None:
+    heading, table = build_moment_blocks(LINE, 1)
+    assert (heading.text, heading.note) == ("34.0 GB in use at 2.00 ms", "the peak")
+    assert [[cell.text for cell in row.cells] for row in table.rows] == [
+        [CATEGORY_NAMES["activations"], "24.0 GB", "70.6 %", "model.py:12 forward"],
+        ["parameters", "10.0 GB", "29.4 %", ""],
+    ]
+
+
+def test_the_page_holds_the_timeline_and_the_terminal_does_not() -> None:
+    found = msgspec.structs.replace(FOUND, timeline=LINE)
+    page = render_memory_page(found)
+    assert 'id="memory-timeline"' in page
+    assert "held-activations" in page
+    assert HOSTILE[0] not in page
+    assert render_memory_text(found) == render_memory_text(FOUND)

@@ -13,6 +13,7 @@ from gpudiag.attribution.steps import find_steps
 from gpudiag.model.memory import MemoryReport, Owner, Owners
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.memory_peak import measure_memory
+from gpudiag.timeline.memory_timeline import POINTS
 
 A, B, C, D, E = 0x1000, 0x2000, 0x3000, 0x4000, 0x5000
 NODE = "autograd::engine::evaluate_function: MmBackward0"
@@ -44,6 +45,10 @@ def told(trace: Trace, **options: Any) -> MemoryReport:
     found = measure_memory(trace, find_steps(trace).table, **options)
     assert found is not None
     assert sum(found.by_category.values()) == found.peak_bytes
+    line = found.timeline
+    if line is not None:  # the timeline passes through the peak, with what was in use there
+        assert sum(values[line.peak] for values in line.by_category.values()) == found.peak_bytes
+        assert {kind: values[line.peak] for kind, values in line.by_category.items() if values[line.peak]} == found.by_category
     return found
 
 
@@ -166,3 +171,34 @@ def test_damaged_sizes_are_left_out() -> None:
 def test_a_trace_without_allocations_has_no_memory() -> None:
     trace = step()
     assert measure_memory(trace, find_steps(trace).table) is None
+
+
+def test_the_timeline_says_what_was_in_use_when_and_which_op_holds_most() -> None:
+    events = (moved(12, A, 1_000), moved(35, B, 4_000), moved(55, C, 500), moved(60, A, -1_000), moved(95, B, -4_000))
+    found = told(step(*events)).timeline
+    assert found is not None
+    assert found.t_ns == (0, 23_000, 43_000, 48_000, 83_000)
+    assert found.by_category["activations"] == (1_000, 5_000, 5_000, 4_000, 0)
+    assert found.by_category["gradients"] == (0, 0, 500, 500, 500)
+    assert found.peak == 2
+    assert [found.places[place] for place in found.largest["activations"][:4]] == ["aten::mm", "aten::add", "aten::add", "aten::add"]
+
+
+def test_a_timeline_of_many_events_keeps_the_highest_moment_of_each_short_time() -> None:
+    events = []
+    for k in range(1_000):
+        at = 110 + k * 0.01
+        events += [moved(at, A, 100 + k), moved(at + 0.004, A, -(100 + k))]
+    found = told(step(*events)).timeline
+    assert found is not None
+    assert len(found.t_ns) <= 2 * POINTS
+    totals = [sum(values) for values in zip(*found.by_category.values(), strict=True)]
+    assert max(totals) == 1_099
+    assert totals[-1] == 0  # what is held when nothing happens any more is not what was held a moment before
+
+
+def test_what_is_held_in_a_long_pause_is_what_was_held_when_it_began() -> None:
+    events = [moved(12, A, 5_000), moved(12.01, A, -5_000), moved(190, B, 700)]
+    found = told(step(*events)).timeline
+    assert found is not None
+    assert [sum(values) for values in zip(*found.by_category.values(), strict=True)] == [5_000, 0, 700]
