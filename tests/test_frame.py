@@ -18,7 +18,7 @@ from gpudiag import api
 from gpudiag.attribution.device import LATE_NOISE_NS, align_clocks
 from gpudiag.model.notices import NoticeCode
 from gpudiag.model.trace import Trace
-from gpudiag.queries import run_what_ifs
+from gpudiag.queries import whatif
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "shared" / "evidence"
 MS = 1000.0
@@ -156,7 +156,7 @@ def test_the_capture_of_a_graph_is_no_step_that_the_host_holds_up(tmp_path: Path
 
 def what_if(path: Path, *settings: str) -> float:
     """Return the share of a step that these settings save."""
-    (found,) = run_what_ifs(str(path), list(settings)).what_ifs
+    (found,) = whatif(str(path), list(settings)).what_ifs
     return found.share
 
 

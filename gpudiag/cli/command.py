@@ -87,7 +87,8 @@ def _say_in_one_line(ctx: Any) -> Iterator[None]:
     except Exception as error:
         if not hasattr(error, "format_message") or getattr(error, "exit_code", 0) != 2 or type(error).__name__ == "NoArgsIsHelpError":
             raise
-        text = _VALUE.sub(r"\1: ", error.format_message()).replace("Input should be", "it should be").rstrip(".")
+        text = _VALUE.sub(r"\1: ", error.format_message()).replace("Input should be", "it should be")
+        text = text.partition(", unable to parse")[0].rstrip(".")
         raise UsageError(text[:1].lower() + text[1:], f"{ctx.command_path} --help") from None
 
 

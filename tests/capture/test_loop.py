@@ -113,7 +113,7 @@ def test_step_marks_of_a_second_thread_are_noted_not_counted(tmp_path: Path) -> 
             in_thread(prof.step)
             in_thread(lambda: list(prof.steps(range(3))) and None)
     assert open_bundle(prof.path).step_records.height == 6
-    assert len(caught) == 2
+    assert len([one for one in caught if "too few" not in str(one.message)]) == 2
 
 
 def test_a_loop_that_moves_when_its_thread_has_ended_goes_on(tmp_path: Path) -> None:

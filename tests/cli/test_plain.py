@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from gpudiag.cli.command import PlainCommand, PlainGroup
+from gpudiag.errors import UsageError
 
 _SEEN: dict[str, Any] = {}
 
@@ -36,15 +37,18 @@ def _app(plain: bool) -> typer.Typer:
     return app
 
 
-def _ran(plain: bool, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, dict[str, Any], str]:
-    """Return exit code, what the function was given with the types, and stderr."""
+def _ran(plain: bool, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, dict[str, Any]]:
+    """Return exit code, and what the function was given with the types."""
     _SEEN.clear()
     code: Any = 0
     try:
         _app(plain)(["probe", *arguments], prog_name="gpudiag")
     except SystemExit as stop:
         code = stop.code
-    return code, {name: (type(value), value) for name, value in _SEEN.items()}, capsys.readouterr().err
+    except UsageError as error:  # `main` says it in one line
+        code = error.exit_code
+    capsys.readouterr()
+    return code, {name: (type(value), value) for name, value in _SEEN.items()}
 
 
 @pytest.mark.parametrize(
