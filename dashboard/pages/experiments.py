@@ -97,17 +97,19 @@ def _build_running(one: Series, ceilings: Mapping[str, float | None]) -> Compone
     ]
     known = [*over, *measured]
     figure = draw_intervals(known)
-    progress = "The first pair of processes is measured: baseline and variant, in turns."
-    if measured:
+    silent = is_silent(one)
+    if silent:
+        silence = summary.format_duration(time.time() - one.changed_unix_ns / 1e9)
+        found = "what it found stands below" if known else "nothing was measured"
+        progress = f"It ended {silence} ago before its plan was done; {found}. gpudiag ab --resume goes on."
+    elif measured:
         ranges = "; ".join(verdicts.format_so_far(outcome) for outcome in measured)
         progress = f"So far: {ranges}. No verdict before the last pair."
     elif one.data.baseline is None:
         progress = "The baseline runs once: its steps are found and timed."
+    else:
+        progress = "The first pair of processes is measured: baseline and variant, in turns."
     inside: list[Component] = [html.P(clean_text(progress))]
-    silent = is_silent(one)
-    if silent:
-        silence = summary.format_duration(time.time() - one.changed_unix_ns / 1e9)
-        inside.append(html.P(f"It was ended without a result {silence} ago. gpudiag ab --resume goes on."))
     if figure is not None:
         identity = "".join(letter for letter in one.name if letter.isalnum() or letter == "-")[:60]  # ids may hold no others
         inside.append(_build_chart(f"experiments-live-{identity}", figure))
@@ -115,7 +117,7 @@ def _build_running(one: Series, ceilings: Mapping[str, float | None]) -> Compone
         caption = f"Pairs so far of {one.name}"
         inside += [_build_outcome_table(over, caption)] if over else []
         inside += [_build_outcome_table([outcome], caption, _count_pairs(outcome)) for outcome in measured]
-    title = f"{'Without a result' if silent else 'Running'}: {', '.join(one.fixes) or one.name}"
+    title = f"{'Not complete' if silent else 'Running'}: {', '.join(one.fixes) or one.name}"
     return components.build_card(clean_text(title, 200), *inside, tone="info")
 
 

@@ -182,7 +182,9 @@ class Lister:
 
 
 def _join_command(words: tuple[str, ...]) -> str:
-    return shlex.join(words[:100])[:_LONGEST_PROGRAM]
+    """Return a command for a list: of an absolute path its last two parts, which tell more than its beginning."""
+    near = ["/".join(word.rsplit("/", 2)[-2:]) if word.startswith("/") else word for word in words[:100]]
+    return shlex.join(near)[:_LONGEST_PROGRAM]
 
 
 def read_version_stamp(path: Path) -> tuple[tuple[str, int, int], ...]:

@@ -74,8 +74,8 @@ LYING = """
 
 def wait_for_content(page: Page) -> None:
     """Wait until the page shows what it is about, or that it has nothing to show."""
-    page.wait_for_selector("main h1:not(.empty h1)", timeout=READY_MS)
     page.wait_for_selector("main .content > *, main .empty, main canvas, main table, main .error, main p", timeout=READY_MS)
+    page.wait_for_selector("main .empty .running", state="detached", timeout=READY_MS)  # it is being analysed
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(150)
 

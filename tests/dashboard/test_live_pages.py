@@ -261,8 +261,8 @@ def test_one_that_was_killed_is_not_called_running_from_that_moment_on(client: C
     running._held.close()  # type: ignore[union-attr]  # as the system does when a process ends
     told = told_by(results(client))
     assert "Running" not in told
-    assert "Without a result: tf32" in told
-    assert "It was ended without a result" in told
+    assert "Not complete: tf32" in told
+    assert "before its plan was done" in told
 
 
 def test_one_of_a_version_without_locks_is_taken_for_ended_when_it_is_silent(client: Client, folder: Path) -> None:
@@ -273,7 +273,7 @@ def test_one_of_a_version_without_locks_is_taken_for_ended_when_it_is_silent(cli
     analysed(client, "old")
     assert "Running: tf32" in told_by(results(client, "old"))
     os.utime(rows, (time.time() - 3600,) * 2)
-    assert "Without a result: tf32" in told_by(results(client, "old"))
+    assert "Not complete: tf32" in told_by(results(client, "old"))
 
 
 def test_results_that_stand_alone_are_listed_and_shown(client: Client, folder: Path) -> None:
