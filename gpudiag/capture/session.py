@@ -85,7 +85,7 @@ class Session:
         self._loop = Loop(self._recording, self._windows, self._triggers, self._fail, self._tidy)
         self._peaks, self._gives_way = peaks, gives_way
         self._entered = self._started = False
-        self._warned = False
+        self._warned = self._quiet = False
         self._owner_pid = 0
 
     @property
@@ -230,7 +230,7 @@ class Session:
             files.remember(str(notice.params["text"]), notice.code)
         inductor.write_generated_code(self.path, self.rank, files.note)
         write_atomic(files.manifest_path(), self._manifest.encode(finished=True))
-        if kind is None and self.rank == 0 and not self._gives_way:
+        if kind is None and self.rank == 0 and not (self._gives_way or self._quiet):
             self._tell_short_loop()
         if self.rank == 0:
             with suppress(OSError):  # the finished manifest now says whose the folder is
@@ -249,6 +249,7 @@ class Session:
     def _at_exit(self) -> None:
         """Finish what a prompt or a generator that was not exhausted left open; the loop of another thread may still run."""
         if threading.get_ident() == self._recording.events.thread and self._recording.remember("the program ended inside the recording"):
+            self._quiet = True  # nobody reads what is said while Python ends
             self.__exit__(None, None, None)
 
     def _tidy(self, at_ns: int) -> None:
