@@ -102,3 +102,25 @@ class ContentPage(ABC):
     @abstractmethod
     def content(self, view: View, library: Library) -> Sequence[Child]:
         """Return the page; what is None is left out. Raises GpudiagError, which the page then says."""
+
+
+def follow_filter(app: dash.Dash, path: str, field: str) -> None:
+    """Register that what is typed into the input `field` of the page at `path` becomes the filter (`find`) of its address."""
+
+    @app.callback(
+        Output(GO, "href", allow_duplicate=True), Input(field, "value"), State(ADDRESS, "pathname"), State(ADDRESS, "search"),
+        prevent_initial_call=True,
+    )  # fmt: skip
+    def filtered(text: str | None, pathname: str | None, search: str | None) -> object:
+        view = View.parse(pathname, search)
+        if view.page != path or (text or "") == view.query.get("find", ""):
+            return no_update
+        return view.href(find=text or None, sheet=None)
+
+
+def build_filter(field: str, view: View) -> Component:
+    """Return the input `field` for a filter, with what the address filters by."""
+    typed = dcc.Input(
+        id=field, type="search", value=view.query.get("find", ""), debounce=0.4, placeholder="text in any column", maxLength=200
+    )
+    return html.Label(["Filter", typed], className="field", htmlFor=field)

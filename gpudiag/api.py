@@ -89,13 +89,18 @@ class Report(Rendered):
 
     `rules`: those that it was judged by, for the page, or a function that reads them; None: the built-in ones. `script`: reads the
     recorded program and its arguments, which the page names in the commands that try fixes ('' or None: not known).
+    `chosen`: the rank and the window that were asked for.
     """
 
     def __init__(
-        self, data: ReportData, rules: RuleBase | Callable[[], RuleBase] | None = None, script: Callable[[], str] | None = None
+        self,
+        data: ReportData,
+        rules: RuleBase | Callable[[], RuleBase] | None = None,
+        script: Callable[[], str] | None = None,
+        chosen: tuple[int | None, int | None] = (None, None),
     ) -> None:
         self.data: ReportData = data
-        self._rules, self._script = rules, script
+        self._rules, self._script, self._chosen = rules, script, chosen
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -114,8 +119,8 @@ class Report(Rendered):
         """
         from gpudiag.queries import run_query
 
-        job = self.data.job
-        return run_query(self.data.source.path, query, rank=job.shown_rank if job else None)
+        job, (rank, window) = self.data.job, self._chosen
+        return run_query(self.data.source.path, query, rank=job.shown_rank if job else rank, window=window)
 
     def text(self, width: int | None = None, top: int = 10, color: bool = False, everything: bool = False, script: str | None = "") -> str:
         """Return the report for a terminal of `width` columns (default 100) with the `top` ops; `everything`: all findings in full.
@@ -231,7 +236,7 @@ def diagnose(
                 data = report_on_cluster(recording, scheduler, tell, options, rank=number, rules_dirs=folders, config=config)
             if is_complete(data):
                 cached.store(data)
-    return Report(data, rules, functools.partial(read_recorded_script, list(names)))
+    return Report(data, rules, functools.partial(read_recorded_script, list(names)), (number, window))
 
 
 def calibrate(device: str = "auto") -> Device:

@@ -104,3 +104,18 @@ def costed(*events: Event, device: Device | None, on_cpu: bool = False, settings
     made = link_kernels(made, found, on_cpu=on_cpu)[0]
     idle = find_gaps(made.kernels if not on_cpu else made.kernels.clear(), made.launches, build_spans(found))
     return classify_kernels(made, find_attributed_ops(made, on_cpu=on_cpu), idle, device, settings)
+
+
+PRODUCTS = [
+    *steps(0, 100, 200, 300),
+    *(
+        event
+        for step, start in enumerate((0, 100, 200))
+        for event in (
+            op("aten::mm", start + 10, start + 30, [[64, 64], [64, 64]]),
+            call(start + 15, step + 1),
+            kernel(start + 25, start + 65, step + 1),
+        )
+    ),
+]
+"""Three steps of 100 us, in each a product that the host issues."""

@@ -14,7 +14,7 @@ from gpudiag_dashboard import components
 from gpudiag_dashboard.components import STATUS_WORDS, View, build_choices, clean_text
 from gpudiag_dashboard.digests import Digest
 from gpudiag_dashboard.library import Library
-from gpudiag_dashboard.page import ADDRESS, GO
+from gpudiag_dashboard.page import ADDRESS, build_filter, follow_filter
 
 from gpudiag.recordings.folder import MOST_ENTRIES, Entry
 from gpudiag.report.blocks import Cell, Column, Row, Table, build_count_cell, build_row
@@ -72,14 +72,12 @@ class Bundles:
 
     def layout(self, view: View) -> Component:
         """Return the filter, which stays while the list is made anew, and the place of the list."""
-        text = view.query.get("find", "")
-        field = dcc.Input(id=FIND, type="search", value=text, debounce=0.4, placeholder="text in any column", maxLength=200)
         return html.Div(
             [
                 dcc.Interval(id="bundles-clock", interval=3_000),
                 dcc.Store(id="bundles-shown"),
                 html.Div(id="bundles-title"),
-                html.Label(["Filter", field], className="field", htmlFor=FIND),
+                build_filter(FIND, view),
                 html.Div(id="bundles-list"),
                 html.Button("", id=ANALYSE, className="button", style={"display": "none"}),
                 html.Div(id="bundles-asked"),
@@ -115,15 +113,7 @@ class Bundles:
         self._follow(app, library)
 
     def _follow(self, app: dash.Dash, library: Library) -> None:
-        @app.callback(
-            Output(GO, "href", allow_duplicate=True), Input(FIND, "value"), State(ADDRESS, "pathname"), State(ADDRESS, "search"),
-            prevent_initial_call=True,
-        )  # fmt: skip
-        def filtered(text: str | None, pathname: str | None, search: str | None) -> object:
-            view = View.parse(pathname, search)
-            if view.page != self.path or (text or "") == view.query.get("find", ""):
-                return no_update
-            return view.href(find=text or None, sheet=None)
+        follow_filter(app, self.path, FIND)
 
         @app.callback(Output("bundles-asked", "children"), Input(ANALYSE, "n_clicks"), prevent_initial_call=True)
         def analyse(clicks: int | None) -> object:

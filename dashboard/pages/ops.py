@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 from gpudiag_dashboard import components
 from gpudiag_dashboard.components import View, build_choices, build_empty, build_link, clean_text
 from gpudiag_dashboard.library import Library, RecentCache
-from gpudiag_dashboard.page import ADDRESS, GO, ContentPage
+from gpudiag_dashboard.page import ADDRESS, ContentPage, build_filter, follow_filter
 
 from gpudiag.errors import GpudiagError
 from gpudiag.model.ops import BOUNDS
@@ -47,26 +47,21 @@ class Ops(ContentPage):
 
     def layout(self, view: View) -> Component:
         """Return the text filter, which stays while the table is made anew, and the place of the table."""
-        field = dcc.Input(
-            id=FIND, type="search", value=view.query.get("find", ""), debounce=0.4, placeholder="text in any column", maxLength=200
-        )
-        label = html.Label(["Filter", field], className="field", htmlFor=FIND)
         save = html.Button("Save as CSV", id=SAVE, type="button", title="the rows that the filters leave, with plain numbers")
-        return html.Div([html.H1("Ops"), html.Div([label, save], className="tools"), dcc.Download(id="ops-file"), super().layout(view)])
+        return html.Div(
+            [
+                html.H1("Ops"),
+                html.Div([build_filter(FIND, view), save], className="tools"),
+                dcc.Download(id="ops-file"),
+                super().layout(view),
+            ]
+        )
 
     def register(self, app: dash.Dash, library: Library) -> None:
         """Register the table, and the filter that changes the address."""
         super().register(app, library)
 
-        @app.callback(
-            Output(GO, "href", allow_duplicate=True), Input(FIND, "value"), State(ADDRESS, "pathname"), State(ADDRESS, "search"),
-            prevent_initial_call=True,
-        )  # fmt: skip
-        def filtered(text: str | None, pathname: str | None, search: str | None) -> object:
-            view = View.parse(pathname, search)
-            if view.page != self.path or (text or "") == view.query.get("find", ""):
-                return no_update
-            return view.href(find=text or None, sheet=None)
+        follow_filter(app, self.path, FIND)
 
         @app.callback(Output(FIND, "value"), Input(ADDRESS, "search"), State(ADDRESS, "pathname"), State(FIND, "value"))
         def went_back(search: str | None, pathname: str | None, text: str | None) -> object:

@@ -15,6 +15,9 @@ from gpudiag.model.bundle import MANIFEST_NAME, UNREADABLE, RankState
 SEGMENT_FOLDERS = {"step_records": "steps", "host_marks": "marks", "telemetry": "telemetry"}
 """The folders of the tables; in them, one for each rank (rank0) with its segments (000000.json)."""
 
+EXPERIMENTS_FOLDER = "experiments"
+"""The folder of what `gpudiag ab` measured: in a bundle, or in a folder of its own."""
+
 SITES_INDEX = 1
 """Index of the site window, kept free where there is none: a bundle of a killed run tells its windows apart by their indices."""
 

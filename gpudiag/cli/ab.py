@@ -29,20 +29,9 @@ LOOKS = (4, 6, 8, 12)
 
 _PAIRS = re.compile(r"(?:(\d+)\.\.)?(\d+)")
 
-_Words = Annotated[
-    list[str] | None,
-    options.SCRIPT,
-]
+_Words = Annotated[list[str] | None, options.SCRIPT]
 _Module = Annotated[str | None, typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as python -m does.")]
-_Fix = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fix",
-        metavar="ID[=VALUE]",
-        help="Try this fix (`gpudiag fixes` lists them); may be repeated.",
-        autocompletion=completion.complete_fix,
-    ),
-]
+_Fix = Annotated[list[str] | None, options.build_fix_option("Try this fix")]
 _Variant = Annotated[
     list[str] | None,
     typer.Option(

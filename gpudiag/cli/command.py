@@ -76,6 +76,8 @@ class StartGroup(PlainGroup):
             return super().parse_args(ctx, args)
 
 
+_MISTAKE: Any = typer.BadParameter.__base__
+"""typer's usage error, wherever this version has it."""
 _VALUE = re.compile(r"^Invalid value for '?([^':]+)'?: (?:Value error, )?")
 
 
@@ -84,8 +86,8 @@ def _say_in_one_line(ctx: Any) -> Iterator[None]:
     """Raise typer's usage errors as UsageError, in one line and without the words of the libraries below it."""
     try:
         yield
-    except Exception as error:
-        if not hasattr(error, "format_message") or getattr(error, "exit_code", 0) != 2 or type(error).__name__ == "NoArgsIsHelpError":
+    except _MISTAKE as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
             raise
         text = _VALUE.sub(r"\1: ", error.format_message()).replace("Input should be", "it should be")
         text = text.partition(", unable to parse")[0].rstrip(".")

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -20,6 +21,14 @@ SCRIPT = typer.Argument(
     help="A Python script, or a program such as torchrun, and its arguments.",
     autocompletion=completion.complete_script,
 )
+
+
+def build_fix_option(does: str) -> Any:
+    """Return the option --fix, which may be repeated; `does`: what happens with the fix, 'Try this fix'."""
+    said = f"{does} (`gpudiag fixes` lists them); may be repeated."
+    return typer.Option("--fix", metavar="ID[=VALUE]", help=said, autocompletion=completion.complete_fix)
+
+
 JSON_FILE = typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)
 RULES = typer.Option("--rules", metavar="DIR", help="Also apply the rules in DIR; may be repeated.")
 NO_CACHE = typer.Option("--no-cache", help="Read everything anew and keep nothing.")

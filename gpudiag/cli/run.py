@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpudiag.cli import completion, config, options, terminal
+from gpudiag.cli import config, options, terminal
 from gpudiag.cli.command import PlainCommand
 from gpudiag.errors import GpudiagError, UsageError
 
@@ -83,15 +83,7 @@ def run(
     recipe: Annotated[
         str | None, typer.Option(metavar="FILE", help="Apply the fixes of a recipe.toml of `gpudiag ab`.", show_default=False)
     ] = None,
-    fix: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fix",
-            metavar="ID[=VALUE]",
-            help="Apply a fix (`gpudiag fixes` lists them); may be repeated.",
-            autocompletion=completion.complete_fix,
-        ),
-    ] = None,
+    fix: Annotated[list[str] | None, options.build_fix_option("Apply a fix")] = None,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="Emit NVTX ranges of steps and phases, for Nsight Systems.")] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Report on the recording when the script ends.")] = True,
     rules: Annotated[list[str] | None, options.RULES] = None,

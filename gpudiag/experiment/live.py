@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpudiag.bundle.layout import EXPERIMENTS_FOLDER
 from gpudiag.errors import MissingDependencyError
 from gpudiag.experiment.plan import Plan
 from gpudiag.experiment.stats import judge_pairs
@@ -17,7 +18,7 @@ from gpudiag.files import read_file
 from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.experiment import Comparison, ExperimentData, Outcome, Pair, make_outcome
 from gpudiag.recordings.series import is_alive
-from gpudiag.report.experiment.results import EXPERIMENTS_FOLDER, MAX_RESULT_BYTES, MAX_RESULT_FILES
+from gpudiag.report.experiment.results import MAX_RESULT_BYTES, MAX_RESULT_FILES
 
 NO_SCIPY = "scipy is not installed here: pairs are shown, their interval is not computed (pip install 'gpudiag[train]')"
 

@@ -14,6 +14,7 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
+from gpudiag.bundle.layout import EXPERIMENTS_FOLDER
 from gpudiag.errors import InputError
 from gpudiag.experiment.design import Design
 from gpudiag.experiment.offers import Named
@@ -21,7 +22,7 @@ from gpudiag.experiment.plan import Plan
 from gpudiag.files import hold_lock, read_file
 from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.experiment import Baseline, Comparison, ExperimentData, Pair, Parity
-from gpudiag.report.experiment.results import EXPERIMENTS_FOLDER, MAX_RESULT_BYTES
+from gpudiag.report.experiment.results import MAX_RESULT_BYTES
 from gpudiag.report.files import write_file
 
 

@@ -14,13 +14,13 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.bundle.layout import is_bundle, list_manifests
+from gpudiag.bundle.layout import EXPERIMENTS_FOLDER, is_bundle, list_manifests
 from gpudiag.bundle.manifest import read_manifest
 from gpudiag.bundle.segments import SUFFIXES, NotASegmentError, count_rows
 from gpudiag.errors import InputError
 from gpudiag.model.bundle import Manifest
 from gpudiag.recordings.live import estimate_patience_s
-from gpudiag.recordings.series import FOLDER, FoundSeries, find_series
+from gpudiag.recordings.series import FoundSeries, find_series
 from gpudiag.trace.decompression import read_text_blocks
 
 RecordingStatus = Literal["live", "finished", "damaged", "unreadable"]
@@ -45,7 +45,7 @@ _RANK_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d{1,9})", re.IGNORECASE)
 _SIGNS = (b'"traceEvents"', b'"deviceProperties"', b'"schemaVersion"')
 """One of these stands at the head of what Kineto and other writers of Chrome traces write as an object."""
 _SQLITE = b"SQLite format 3\0"
-_CHANGING = ("trace", "memory", "inductor", "experiments")
+_CHANGING = ("trace", "memory", "inductor", EXPERIMENTS_FOLDER)
 """Folders of a bundle whose files a report rests on; telemetry and steps grow all the time while a run records."""
 
 
@@ -97,7 +97,7 @@ class Lister:
             inside, found = [], [folder]
         elif (series := find_series(folder)) is not None:
             yield from self._read_series(folder, series)
-            inside, found = [child for child in _list_children(folder) if child.name != FOLDER], []
+            inside, found = [child for child in _list_children(folder) if child.name != EXPERIMENTS_FOLDER], []
         else:
             inside = _list_children(folder)
             found = _select_traces(inside)
@@ -117,7 +117,7 @@ class Lister:
         name = folder.relative_to(self.root).as_posix()
         with suppress(OSError, UnicodeEncodeError):  # gone meanwhile, or a name that no address could hold
             name.encode("utf-8")
-            size = sum(child.lstat().st_size for child in (folder / FOLDER).iterdir())
+            size = sum(child.lstat().st_size for child in (folder / EXPERIMENTS_FOLDER).iterdir())
             note, begun = ABANDONED if found.status == "damaged" else "", found.begun_unix_ns or None
             yield Entry(name, "experiments", found.status, None, None, begun, size, note=note, program=_join_command(found.command))
 

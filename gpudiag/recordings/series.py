@@ -9,10 +9,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from gpudiag.bundle.layout import EXPERIMENTS_FOLDER
 from gpudiag.files import is_locked, open_file
 from gpudiag.model.bundle import UNREADABLE
-
-FOLDER = "experiments"
 
 PATIENCE_S = 600.0
 """A series of a version without locks that has written nothing for so long was ended, or measures something very slow: a pair takes a
@@ -39,7 +38,7 @@ class FoundSeries(NamedTuple):
 
 def find_series(folder: Path) -> FoundSeries | None:
     """Find the newest series in `folder`/experiments; None where there is none. Links are not followed."""
-    place = folder / FOLDER
+    place = folder / EXPERIMENTS_FOLDER
     try:
         if place.is_symlink():
             return None

@@ -19,19 +19,6 @@ from gpudiag.queries import export_perfetto, export_tables
 from gpudiag.report.exports import name_exported_column
 from gpudiag.trace import read_trace
 
-EVENTS = [
-    *h.steps(0, 100, 200, 300),
-    *(
-        event
-        for step, start in enumerate((0, 100, 200))
-        for event in (
-            h.op("aten::mm", start + 10, start + 30, [[64, 64], [64, 64]]),
-            h.call(start + 15, step + 1),
-            h.kernel(start + 25, start + 65, step + 1),
-        )
-    ),
-]
-
 
 def _silent(_: str) -> None:
     return None
@@ -54,7 +41,7 @@ def _export(source: Path, target: Path, **options: bool) -> Path:
 
 
 def test_an_exported_trace_is_read_like_the_original(tmp_path: Path) -> None:
-    source = h.write(tmp_path / "trace.json", *EVENTS)
+    source = h.write(tmp_path / "trace.json", *h.PRODUCTS)
     target = _export(source, tmp_path / "out.json")
     _same(read_trace(source), read_trace(target))
     names = {event["name"] for event in json.loads(target.read_text())["traceEvents"] if event.get("cat") == "gpudiag"}
@@ -72,21 +59,21 @@ def test_real_traces_of_all_ages_are_read_like_the_original(traces: Path, tmp_pa
 
 
 def test_exporting_an_export_gives_the_same_overlay_again(tmp_path: Path) -> None:
-    first = _export(h.write(tmp_path / "trace.json", *EVENTS), tmp_path / "first.json", overlay_only=True)
+    first = _export(h.write(tmp_path / "trace.json", *h.PRODUCTS), tmp_path / "first.json", overlay_only=True)
     second = _export(_export(tmp_path / "trace.json", tmp_path / "whole.json"), tmp_path / "second.json", overlay_only=True)
     assert first.read_bytes() == second.read_bytes()
     assert all(event.get("cat", "gpudiag") == "gpudiag" for event in json.loads(first.read_text())["traceEvents"])
 
 
 def test_the_idle_pieces_of_the_overlay_are_those_of_the_device(tmp_path: Path) -> None:
-    target = _export(h.write(tmp_path / "trace.json", *EVENTS), tmp_path / "out.json.gz", overlay_only=True)
+    target = _export(h.write(tmp_path / "trace.json", *h.PRODUCTS), tmp_path / "out.json.gz", overlay_only=True)
     events = json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]
     idle = sum(event["dur"] for event in events if event["ph"] == "X" and event["tid"] == 2)
     assert idle == pytest.approx(300 - 3 * 40)
 
 
 def test_every_table_comes_back_from_its_parquet_file(tmp_path: Path) -> None:
-    source = h.write(tmp_path / "trace.json", *EVENTS)
+    source = h.write(tmp_path / "trace.json", *h.PRODUCTS)
     written = export_tables(str(source), tmp_path / "new" / "folder", "parquet", progress=_silent)
     assert {path.stem for path in written} >= {"ops", "launches", "kernels", "marks", "steps", "gaps", "idle"}
     kernels = pl.read_parquet(tmp_path / "new" / "folder" / "kernels.parquet")
@@ -95,13 +82,13 @@ def test_every_table_comes_back_from_its_parquet_file(tmp_path: Path) -> None:
 
 
 def test_csv_has_one_line_a_row(tmp_path: Path) -> None:
-    written = export_tables(str(h.write(tmp_path / "trace.json", *EVENTS)), tmp_path, "csv", progress=_silent)
+    written = export_tables(str(h.write(tmp_path / "trace.json", *h.PRODUCTS)), tmp_path, "csv", progress=_silent)
     kernels = pl.read_csv(next(path for path in written if path.stem == "kernels"))
     assert kernels.height == 3
 
 
 def test_every_column_tells_its_unit_and_is_explained(tmp_path: Path) -> None:
-    written = export_tables(str(h.write(tmp_path / "trace.json", *EVENTS)), tmp_path / "t", "parquet", progress=_silent)
+    written = export_tables(str(h.write(tmp_path / "trace.json", *h.PRODUCTS)), tmp_path / "t", "parquet", progress=_silent)
     explained = pl.read_csv(tmp_path / "t" / "columns.csv")
     there = {(path.stem, column) for path in written if path.suffix == ".parquet" for column in pl.read_parquet(path).columns}
     assert there == set(explained.select("table", "column").iter_rows())
@@ -122,7 +109,7 @@ def test_no_two_columns_of_a_table_get_one_name_and_all_units_are_told(table: st
 
 def test_a_spreadsheet_runs_nothing_of_a_csv(tmp_path: Path) -> None:
     hostile = [h.op("=HYPERLINK(1)", 11, 12), h.op("@x", 13, 14), h.op('quo"te,\nline', 15, 16)]
-    source = h.write(tmp_path / "trace.json", *EVENTS, *hostile)
+    source = h.write(tmp_path / "trace.json", *h.PRODUCTS, *hostile)
     export_tables(str(source), tmp_path / "csv", "csv", progress=_silent)
     export_tables(str(source), tmp_path / "parquet", "parquet", progress=_silent)
     names = set(pl.read_csv(tmp_path / "csv" / "ops.csv")["name"])
@@ -166,6 +153,6 @@ def _check_nested(spans: list[tuple[Decimal, Decimal]]) -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
-    source = h.write(tmp_path / "trace.json", *EVENTS)
+    source = h.write(tmp_path / "trace.json", *h.PRODUCTS)
     with pytest.raises(InputError, match="cannot make"):
         export_tables(str(source), source / "x", "csv", progress=_silent)

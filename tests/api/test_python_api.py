@@ -13,16 +13,7 @@ from gpudiag.errors import InputError
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    events = [
-        event
-        for step, start in enumerate((0, 100, 200))
-        for event in (
-            h.op("aten::mm", start + 10, start + 30, [[64, 64], [64, 64]]),
-            h.call(start + 15, step + 1),
-            h.kernel(start + 25, start + 65, step + 1),
-        )
-    ]
-    return h.write(tmp_path / "trace.json", *h.steps(0, 100, 200, 300), *events)
+    return h.write(tmp_path / "trace.json", *h.PRODUCTS)
 
 
 def test_a_report_gives_findings_ops_and_rows_by_sql(trace: Path) -> None:
@@ -35,6 +26,14 @@ def test_a_report_gives_findings_ops_and_rows_by_sql(trace: Path) -> None:
     assert asked.rows() == [(3, 120_000)]
     with pytest.raises(InputError, match="did you mean"):
         report.sql("select * from kernel")
+
+
+def test_sql_asks_the_rank_that_the_report_is_about(tmp_path: Path) -> None:
+    for rank, steps in ((0, (0, 100, 200, 300)), (1, (0, 100, 200, 300, 400))):
+        h.write(tmp_path / f"rank{rank}.json", *h.steps(*steps), *h.PRODUCTS[4:], distributedInfo={"rank": rank, "world_size": 2})
+    for rank, count in ((0, 3), (1, 4)):
+        report = gpudiag.diagnose(tmp_path, rank=rank)
+        assert report.sql("select count(*) as steps from steps").rows() == [(count,)]
 
 
 def test_ops_become_a_pandas_frame(trace: Path) -> None:

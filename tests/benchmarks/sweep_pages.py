@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from browser.support import SCHEMES, Scheme, Seen, axe_path, launched, opened, overflow_px, picture, violations
+from browser.support import SCHEMES, Scheme, Seen, axe_path, flat_figures, launched, misplaced, opened, overflow_px, picture, violations
 from dashclient import served
 
 if TYPE_CHECKING:
@@ -28,12 +28,6 @@ WIDTHS = (390, 1280, 1920)
 PAGES = ("overview", "findings", "timeline", "ops", "roofline", "memory", "telemetry", "ranks", "experiments", "compare")
 READY_MS = 120_000
 PICTURES = Path(tempfile.gettempdir()) / "gpudiag-pages"
-
-FLAT = """
-[...document.querySelectorAll('main canvas, main svg, main table, main .js-plotly-plot')]
-  .filter(one => one.checkVisibility() && !one.closest('details:not([open])') && one.getBoundingClientRect().height < 2)
-  .map(one => `${one.tagName} ${one.id || one.className.baseVal || one.className}`)
-"""
 
 LYING = """
 (() => {
@@ -85,7 +79,8 @@ def list_faults(seen: Seen) -> Iterator[str]:
     page = seen.page
     yield from (f"console: {text[:200]}" for text in seen.errors)
     seen.errors.clear()
-    yield from (f"no height: {one}" for one in page.evaluate(FLAT))
+    yield from (f"no height: {one}" for one in flat_figures(page))
+    yield from (f"misplaced: {one}" for one in misplaced(page))
     yield from (f"texts on each other: {one}" for one in page.evaluate(LYING))
     if (wider := overflow_px(page)) > 0:
         yield f"{wider} px wider than its window"

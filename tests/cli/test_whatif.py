@@ -10,23 +10,10 @@ import pytest
 
 import gpudiag
 
-EVENTS = [
-    *h.steps(0, 100, 200, 300),
-    *(
-        event
-        for step, start in enumerate((0, 100, 200))
-        for event in (
-            h.op("aten::mm", start + 10, start + 30, [[64, 64], [64, 64]]),
-            h.call(start + 15, step + 1),
-            h.kernel(start + 25, start + 65, step + 1),
-        )
-    ),
-]
-
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    return h.write(tmp_path / "trace.json", *EVENTS)
+    return h.write(tmp_path / "trace.json", *h.PRODUCTS)
 
 
 def test_the_table_goes_to_stdout_and_the_whole_result_to_json(command, trace: Path, tmp_path: Path) -> None:

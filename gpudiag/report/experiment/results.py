@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpudiag.bundle.layout import EXPERIMENTS_FOLDER
 from gpudiag.files import read_file
 from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.experiment import ALPHA, ExperimentData, Outcome
@@ -72,8 +73,6 @@ def find_proof(data: ExperimentData) -> Outcome | None:
     wanted = "+".join(map(str, data.recipe.fixes))
     return next((one for one in data.experiments if one.fix == wanted and one.ratio == data.recipe.ratio and not one.screening), None)
 
-
-EXPERIMENTS_FOLDER = "experiments"
 
 MAX_RESULT_BYTES = 256 << 20
 """Largest file of rows or result that is read: a thousand times what hours of experiments write."""
