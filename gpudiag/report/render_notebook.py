@@ -53,10 +53,9 @@ def embed_page(page: str) -> str:
     It is packed, because a notebook keeps what it shows (1.6 MB become 0.6), and unpacked by the browser when somebody unfolds it.
     """
     packed = base64.b64encode(gzip.compress(page.encode(), mtime=0)).decode()
-    frame = escape(_UNPACK % packed)
-    return f"<details><summary>The whole report: tables that sort and filter, charts with values</summary>" + (
-        f'<iframe title="gpudiag report" sandbox="allow-scripts" loading="lazy" style="{_FRAME}" srcdoc="{frame}"></iframe></details>'
-    )
+    attributes = f'title="gpudiag report" sandbox="allow-scripts" loading="lazy" style="{_FRAME}" srcdoc="{escape(_UNPACK % packed)}"'
+    summary = "The whole report: tables that sort and filter, charts with values"
+    return f"<details><summary>{summary}</summary><iframe {attributes}></iframe></details>"
 
 
 def _render_all(shown: Iterable[Block]) -> str:
