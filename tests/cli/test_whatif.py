@@ -16,6 +16,41 @@ def trace(tmp_path: Path) -> Path:
     return h.write(tmp_path / "trace.json", *h.PRODUCTS)
 
 
+@pytest.fixture
+def on_a100(tmp_path: Path) -> Path:
+    return h.write(tmp_path / "a100.json", *h.PRODUCTS, deviceProperties=[h.A100_PROPERTIES])
+
+
+def test_another_device_is_predicted_with_its_interval_and_its_limits(command, on_a100: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    result = command("whatif", on_a100, "--device", "H200", "--json", target)
+    assert result.code == 0, result.err
+    for told in ("A100 SXM4 80 GB", "H200 SXM", "A prediction, no bound", "Measured on", "What it cannot know"):
+        assert told in result.out
+    found = json.loads(target.read_text())["projection"]
+    assert found["target_id"] == "h200-sxm"
+    assert 0 < found["low_ns"] <= found["then_ns"] <= found["high_ns"]
+    assert str(gpudiag.whatif(str(on_a100), device="H200")).strip() == result.out.strip()
+
+
+def test_settings_hold_on_the_other_device_too(on_a100: Path) -> None:
+    found = [gpudiag.whatif(str(on_a100), settings, device="H200").projection for settings in ((), ("host=0.5",))]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[1].then_ns < found[0].then_ns
+
+
+@pytest.mark.parametrize(
+    ("device", "why"), [("A100-SXM4-80GB", "recorded on that device"), ("h200-sxm", "peaks of the device that recorded")]
+)
+def test_what_cannot_be_predicted_is_one_line(command, on_a100: Path, tmp_path: Path, device: str, why: str) -> None:
+    unnamed = h.write(tmp_path / "unnamed.json", *h.PRODUCTS)
+    result = command("whatif", on_a100 if device.startswith("A100") else unnamed, "--device", device)
+    assert result.code == 0
+    assert why in result.out
+    assert len(result.out.strip().splitlines()) <= 2
+
+
 def test_the_table_goes_to_stdout_and_the_whole_result_to_json(command, trace: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.json"
     result = command("whatif", trace, "--json", target)
@@ -79,6 +114,7 @@ def test_no_replay_is_said_and_is_no_failure(command, tmp_path: Path) -> None:
         (("whatif", "TRACE", "--set", "loader=0"), "does not apply"),
         (("whatif", "TRACE", "--set", "launch=0", "--set", "launch=0.5"), "launch is given more than once"),
         (("whatif", "TRACE", "--json", "x.txt"), "the format is not known"),
+        (("whatif", "TRACE", "--device", "MI30X"), "did you mean 'MI300X'?"),
         (("whatif", ""), "PATH is empty"),
         (("whatif", "missing.json"), "does not exist"),
         (("export", "perfetto", "TRACE", "-o", "TRACE"), "will not overwrite"),
