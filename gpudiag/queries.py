@@ -73,7 +73,7 @@ class WhatIfs(msgspec.Struct, frozen=True):
     reason: str = ""
     schema_version: int = 1
     projection: DeviceProjection | None = None
-    """The steps on another device, where one was asked for; `what_ifs` is then empty, or holds the settings on the recorded device."""
+    """The steps on another device, where one was asked for; `what_ifs` is then empty."""
 
     def __str__(self) -> str:
         """Return them as `gpudiag whatif` prints them."""

@@ -182,6 +182,8 @@ class DeviceProjection(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the two are of a compute capability that was not among the measured ones."""
     no_link: bool = False
     """Whether the GPUs of the other device have no link of their own: collectives go over PCIe."""
+    without_profiler: bool = False
+    """Whether the host is taken at its pace without the profiler."""
     settings: tuple[str, ...] = ()
     """What-ifs that are applied too, on the other device."""
     samples: float = 1.0

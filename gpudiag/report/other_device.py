@@ -96,17 +96,19 @@ def _format_error(work: ProjectedWork) -> str:
 
 
 def _list_limits(found: DeviceProjection) -> list[tuple[str, str]]:
+    pace = ", at its pace without the profiler" if found.without_profiler else ""
     limits = [
         ("libraries", "which kernels they choose there: tile sizes, algorithms, fusions"),
         ("clocks", "what power and cooling allow there"),
-        ("host", "taken to be the one that recorded: its Python, launches, loader and waits stay as they were"),
+        ("host", f"taken to be the one that recorded{pace}: its Python, launches, loader and waits stay as they were"),
         *_list_work_limits(found),
     ]
     if found.peak_bytes is None:
         limits.append(("memory", f"whether it fits into {format_bytes(found.memory_bytes)}: not recorded (memory=True)"))
     elif found.memory_bytes is not None:
         fits = "fits into" if found.peak_bytes < found.memory_bytes else "does NOT fit into"
-        limits.append(("memory", f"the recorded peak of {format_bytes(found.peak_bytes)} {fits} {format_bytes(found.memory_bytes)}"))
+        more = "; more samples need more" if found.samples > 1 else ""
+        limits.append(("memory", f"the recorded peak of {format_bytes(found.peak_bytes)} {fits} {format_bytes(found.memory_bytes)}{more}"))
     if not found.verified:
         limits.append(("peaks", f"those of the {found.target} stand in no data sheet that was read"))
     if found.other_boards:

@@ -9,6 +9,7 @@ import handmade as h
 import pytest
 
 import gpudiag
+from gpudiag.cli.completion import complete_device
 
 
 @pytest.fixture
@@ -31,6 +32,11 @@ def test_another_device_is_predicted_with_its_interval_and_its_limits(command, o
     assert found["target_id"] == "h200-sxm"
     assert 0 < found["low_ns"] <= found["then_ns"] <= found["high_ns"]
     assert str(gpudiag.whatif(str(on_a100), device="H200")).strip() == result.out.strip()
+
+
+def test_shells_complete_devices_by_id_and_by_name() -> None:
+    assert ("h200-sxm", "H200 SXM") in complete_device("h200")
+    assert {row for row, _ in complete_device("RTX 3090")} == {"rtx-3090"}
 
 
 def test_settings_hold_on_the_other_device_too(on_a100: Path) -> None:

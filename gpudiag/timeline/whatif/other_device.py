@@ -82,6 +82,7 @@ def project_steps(study: Study, analysis: Analysis, found: NamedDevice, settings
         measured_on=measured.measured_on,
         unmeasured=tuple(one.name for one in (source, target) if one.compute_capability not in measured.compute_capabilities),
         no_link=target.link_byte_per_s is None,
+        without_profiler=(analysis.profiler_slowdown or 1) > 1,
         settings=tuple(map(str, settings)),
         samples=study.count_samples(settings),
         engines={engine: there for engine, there in engines.items() if there != engine},
