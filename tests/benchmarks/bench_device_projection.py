@@ -27,7 +27,7 @@ from kept import analysis
 from realtraces import SHARED
 from results import DEVICES_HEADING, HERE, replace_section
 
-from gpudiag.hardware.attained import find_named_device
+from gpudiag.hardware.attained import find_named_device, find_row
 from gpudiag.model.hardware import Device
 from gpudiag.model.timeline import PROJECTED_KINDS, DeviceProjection
 from gpudiag.model.trace import Trace
@@ -39,6 +39,8 @@ FITTED_DEVICES = {"NVIDIA A100-PCIE-40GB", "Tesla P4"}
 FITTED_SHAPES = r"\[4096, (12288|4096|22016)\]\]|\[11008, 4096\]\]"
 """Weights of Llama-2-7b on one worker: the products of vidur that the knee was chosen by."""
 ERRORS = HERE.parents[1] / "gpudiag" / "hardware" / "projection_errors.yaml"
+STREAMS = ("add", "addu", "mul", "mulu", "div", "divu", "relu", "tanh", "gelu", "pow", "powu")
+LASTING_NS = 10e6
 LOW, HIGH = 0.1, 0.9
 LEAST_OPS = 30
 """Fewer held-out ops of one kind than this, and no error is stated."""
@@ -183,6 +185,21 @@ def predict_steps(name: str, first: Path, second: Path) -> list[PredictedStep]:
 # -- errors and tables ----------------------------------------------------------------------------------------------------------
 
 
+def fit_constants() -> dict[str, float]:
+    """Return the constants of attained.yaml that NeuSight gives, from FITTED_DEVICES alone (see there)."""
+    shares, energies = {}, []
+    for name, kind in (("NVIDIA A100-PCIE-40GB", "hbm"), ("Tesla P4", "gddr_server")):
+        device = find_device(name)
+        assert device is not None
+        row = find_row(device)
+        assert row is not None
+        ops = judge(read_neusight()[name], device)
+        shares[kind] = float(ops.filter(pl.col("kind").is_in(STREAMS))["efficiency"].median())  # type: ignore[arg-type]
+        bound = ops.filter((pl.col("matrix_flops") > 0) & (pl.col("bound") == "compute") & (pl.col("busy_ns") > LASTING_NS))
+        energies.append((row.chip.tdp_w or 0) / (device.peaks["fp32"] * float(bound["efficiency"].median())) * 1e12)  # type: ignore[arg-type]
+    return {**shares, "fp32_picojoule_per_flop": sum(energies) / len(energies)}
+
+
 def measure_errors(pairs: pl.DataFrame) -> dict[str, dict[str, float]]:
     """Return ops, median_share, low and high (measured over projected time) by kind of work; each pair of devices counts alike."""
     errors = {}
@@ -268,7 +285,20 @@ def main() -> None:
     }
     ERRORS.write_text(HEADER + yaml.safe_dump(errors, sort_keys=False, width=140), encoding="utf-8")
     steps = [step for name, paths in RECORDED.items() for step in predict_steps(name, *paths)]
-    lines = [DEVICES_HEADING, "", READING, "", *format_summary(pairs), "", *format_steps(steps), "", *format_pairs(pairs)]
+    fitted = ", ".join(f"{name} {value:.3g}" for name, value in fit_constants().items())
+    lines = [
+        DEVICES_HEADING,
+        "",
+        READING,
+        "",
+        *format_summary(pairs),
+        "",
+        f"Fitted anew: {fitted}.",
+        "",
+        *format_steps(steps),
+        "",
+        *format_pairs(pairs),
+    ]
     print("\n".join(lines))
     page = (HERE / "RESULTS.md").read_text(encoding="utf-8")
     (HERE / "RESULTS.md").write_text(replace_section(page, DEVICES_HEADING, "\n".join(lines)), encoding="utf-8")

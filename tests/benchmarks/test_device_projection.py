@@ -10,9 +10,19 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from bench_device_projection import MEASURED_ON, RECORDED, measure_errors, pair_recordings, pair_timed_ops, predict_steps, weigh_quantile
+from bench_device_projection import (
+    MEASURED_ON,
+    RECORDED,
+    fit_constants,
+    measure_errors,
+    pair_recordings,
+    pair_timed_ops,
+    predict_steps,
+    weigh_quantile,
+)
 from bench_op_costs import OPS, read_neusight, read_vidur
 
+from gpudiag.hardware.attained import load_attained
 from gpudiag.roofline.device_projection import load_projection_errors
 
 needs_ops = pytest.mark.skipif(not OPS.is_dir(), reason="needs the measured times of ../shared/evidence/ops")
@@ -36,6 +46,15 @@ def test_held_out_ops_are_projected_within_the_stated_error(timed: pl.DataFrame)
         assert found["median_share"] == pytest.approx(stated[kind].median_share, abs=0.03), kind
         assert found["low"] == pytest.approx(stated[kind].low, abs=0.1), kind
         assert found["high"] == pytest.approx(stated[kind].high, abs=0.1), kind
+
+
+@needs_ops
+@pytest.mark.slow
+def test_the_constants_are_those_that_the_fitted_devices_give() -> None:
+    found, known = fit_constants(), load_attained()
+    assert found["hbm"] == pytest.approx(known.dram_share["hbm"], rel=0.02)
+    assert found["gddr_server"] == pytest.approx(known.dram_share["gddr_server"], rel=0.02)
+    assert found["fp32_picojoule_per_flop"] == pytest.approx(known.fp32_picojoule_per_flop, rel=0.03)
 
 
 @needs_ops
