@@ -9,6 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from gpudiag.capture.compile_log import CompileRecords
 from gpudiag.capture.environment.inventory import Inventory
 from gpudiag.capture.hooks import Context, Hooks
 from gpudiag.capture.kept_tensors import KeptTensors
@@ -104,7 +105,7 @@ def make_standard_parts(*, telemetry_hz: float = DEFAULT_HZ, nvtx: bool = False,
     `telemetry_hz`: samples of clocks, power and load per second (0: none); `nvtx`: ranges for Nsight; `memory`: what memory is used for.
     Raises UsageError for what is no rate.
     """
-    always = [Phases(), Telemetry(telemetry_hz), Inventory(), KeptTensors()]
+    always = [Phases(), Telemetry(telemetry_hz), Inventory(), KeptTensors(), CompileRecords()]
     return [*always, *([Ranges()] if nvtx else []), *([Memory()] if memory else [])]
 
 

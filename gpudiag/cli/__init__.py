@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpudiag.cli import ab, compare, dashboard, export, machine, memory, queries, report, run
+from gpudiag.cli import ab, attach, compare, dashboard, export, machine, memory, queries, report, run
 from gpudiag.cli import rules as rule_commands
 from gpudiag.cli.command import PlainCommand, StartGroup
 from gpudiag.cli.terminal import write_note
@@ -44,6 +44,7 @@ _add("compare", compare.compare, LOOK, "Show what changed between two recordings
 _add("sql", queries.sql, LOOK, "Query the tables of a recording")
 _add("dashboard", dashboard.dashboard, LOOK, "Serve recordings to a browser")
 _add("run", run.run, RECORD, "Run a training script unchanged, record it and report", **_SCRIPT)
+_add("attach", attach.attach, RECORD, "Record some steps of a training that runs already")
 _add("demo", machine.demo, RECORD, "Train a small transformer for a few seconds and report on it")
 _add("calibrate", machine.calibrate, RECORD, "Measure the peak rates of this device for later reports")
 _add("ab", ab.ab, PROVE, "Measure which fixes make a script faster and train the same", **_SCRIPT)

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from gpudiag.model.bundle import Machine, Program, Settings
+from gpudiag.model.compilation import CompileReport
 from gpudiag.model.experiment import Outcome
 from gpudiag.model.finding import Finding, RuleOutcome, Where
 from gpudiag.model.hardware import DeviceKind, Energy, PeakProvenance, Telemetry
@@ -284,6 +285,8 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     what_ifs: tuple[WhatIf, ...] = ()
     history: StepHistory | None = None
     """All steps of the run; null: a trace alone was read, or no record of its steps was found."""
+    compilation: CompileReport | None = None
+    """What torch.compile did; null: nothing was compiled, or the recording does not hold it (a trace alone, an older gpudiag)."""
     recorded: Recorded | None = None
     """None: a trace alone, which does not say."""
 
