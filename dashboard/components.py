@@ -362,16 +362,21 @@ def _build_finding(block: blocks.FindingCard, view: View) -> list[Child]:
         code = html.Code(clean_text(place))
         places.append(html.Li(build_link(code, find_address(link, view)) if link else code))
     confidence = html.Span(f" Confidence: {block.confidence}.", className="quiet")
-    left = [
-        *([html.H3("Where"), html.Ul(places, className="plain")] if places else []),
+    bound = [
         html.H3("Upper bound"),
         *([html.P(clean_text(block.figure), className="bound")] if block.figure else []),
         *([_build_gain_bar(block.share)] if block.share is not None else []),
         html.P([clean_long_text(block.gain), confidence], className="small"),
+    ]
+    beside = bool(block.code and block.fixes)  # code is as high as both
+    left = [
+        *([html.H3("Where"), html.Ul(places, className="plain")] if places else []),
+        *_build_excerpts(block.code),
+        *([] if beside else bound),
         html.Div([build_link(clean_text(label, 200), href) for label, href in block.links], className="links"),
     ]
     first, *others = [_build_fix(fix) for fix in block.fixes] or [[]]
-    right = [html.H3("Change, and how to test it"), *first] if first else []
+    right = [*(bound if beside else []), html.H3("Change, and how to test it"), *first] if first else []
     if others:
         more = html.Summary(f"{len(others)} other {pluralize(len(others), 'change')}")
         right.append(html.Details([more, *(part for fix in others for part in fix)]))
@@ -397,6 +402,29 @@ def _build_finding(block: blocks.FindingCard, view: View) -> list[Child]:
     ]
     # the script moves there when the address names the rule
     return [html.Article(inside, className=f"card {block.severity}", id=f"finding-{rule}", tabIndex=-1)]
+
+
+def _build_excerpts(code: Sequence[blocks.Excerpt]) -> list[Component]:
+    """Return the lines of the first place, and folded those of the others."""
+    made = [_build_excerpt(one) for one in code]
+    if len(made) < 2:
+        return [part for parts in made for part in parts]
+    title = f"Code of the other {pluralize(len(made) - 1, 'place')}"
+    return [*made[0], html.Details([html.Summary(title), *(part for parts in made[1:] for part in parts)])]
+
+
+def _build_excerpt(block: blocks.Excerpt) -> list[Component]:
+    rows = [
+        html.Span([html.I(str(number)), f"{' '.join(split_code_lines(text))}\n"], className="marked" if number == block.marked else None)
+        for number, text in enumerate(block.lines, block.first)
+    ]
+    note = [build_quiet(clean_text(block.note))] if block.note else []
+    if not rows:
+        return note
+    return [
+        html.Figure([html.Figcaption(clean_text(block.place), className="quiet"), html.Pre(rows, tabIndex=0)], className="excerpt"),
+        *note,
+    ]
 
 
 def _build_fix(fix: blocks.Fix) -> list[Component]:
