@@ -84,10 +84,12 @@ class Bundles:
                 dcc.Interval(id="bundles-clock", interval=3_000),
                 dcc.Store(id="bundles-shown"),
                 html.Div(id="bundles-title"),
-                build_filter(FIND, view),
-                html.Div(id="bundles-list"),
-                html.Button("", id=ANALYSE, className="button", style={"display": "none"}),
+                html.Div(
+                    [build_filter(FIND, view), html.Button("", id=ANALYSE, className="button", style={"display": "none"})],
+                    className="tools",
+                ),
                 html.Div(id="bundles-asked"),
+                html.Div(id="bundles-list"),
             ]
         )
 
@@ -224,7 +226,7 @@ def _build_figures(one: Listed) -> tuple[Cell, Cell, Cell]:
         said = "waits for its analysis" if one.waiting else _NOT_YET
         told = one.entry.kind != "experiments" and one.entry.status in ("finished", "damaged")
         if one.pace is not None:
-            over = f"now, over {one.pace.over:,} unprofiled {pluralize(one.pace.over, 'step')}"
+            over = f"now: the last {one.pace.over:,} unprofiled {pluralize(one.pace.over, 'step')}"
             return Cell(format_ns(one.pace.step_ns), one.pace.step_ns, (over,)), Cell(""), Cell("")
         return Cell(""), Cell(""), Cell(said if told else "", tone="weak" if told else "")
     if digest.error:

@@ -100,7 +100,7 @@ def test_the_list_tells_the_pace_of_a_run_that_records(client: Client, folder: P
     bundle.steps(30, 250_000_000)
     rows = {one.entry.name: bundles.build_listed_row(one) for one in bundles.list_recordings(library.Library(folder))}
     step = rows["pace"].cells[6]
-    assert (step.text, step.details) == ("250 ms", ("now, over 50 unprofiled steps",))
+    assert (step.text, step.details) == ("250 ms", ("now: the last 50 unprofiled steps",))
     bundle.finish()
     assert bundles.list_recordings(library.Library(folder))[0].pace is None
 

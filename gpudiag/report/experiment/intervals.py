@@ -164,7 +164,7 @@ def _build_layout(drawn: Sequence[Outcome], places: dict[int, int]) -> Figure:
         "yaxis": {
             "range": [0.4, len(drawn) + 0.6],
             "tickvals": [places[id(found)] for found in drawn],
-            "ticktext": [html.escape(clean(verdicts.name_outcome(found), _LONGEST)) for found in drawn],
+            "ticktext": [html.escape(clean(_name_row(found), _LONGEST)) for found in drawn],
             "zeroline": False,
             "showgrid": False,
             "automargin": True,
@@ -176,6 +176,12 @@ def _build_layout(drawn: Sequence[Outcome], places: dict[int, int]) -> Figure:
         "margin": {"l": 40, "r": 20, "t": 50, "b": 60},
         "height": _FRAME + _ROW * len(drawn),
     }
+
+
+def _name_row(found: Outcome) -> str:
+    """Return the name of a change, which may stand there twice: screened, and measured."""
+    screened = f" ({verdicts.SCREENED})" if found.screening else ""
+    return f"{verdicts.name_outcome(found)}{screened}"
 
 
 def choose_ticks(low: float, high: float) -> list[float]:
