@@ -177,13 +177,13 @@ def find_address(link: Link, view: View) -> str:
 
 def build_table(
     table: Table, view: View, *, sorts: Mapping[str, tuple[str, str]] | None = None, css: str = "",
-    lead: tuple[str, Sequence[Child]] | None = None, whole: bool = False, key: str | None = None,
+    lead: tuple[str, Sequence[Child]] | None = None, whole: bool = False, unfold: Sequence[tuple[str, bool]] = (),
 ) -> Component:  # fmt: skip
     """Return a table in a region that scrolls sideways where it is too wide; the first cell of a row heads it.
 
     `sorts`: title -> the address that sorts by it, and 'ascending' or 'descending' where it is sorted so; `lead`: a column before all
-    others, its title and what stands in each row; `whole`: the page scrolls, not the table, and its head stays in sight; `key`: with
-    another one the browser makes the table anew, whose rows may have been folded by hand.
+    others, its title and what stands in each row; `whole`: the page scrolls, not the table, and its head stays in sight; `unfold`: of a
+    tree for each row the address that shows or hides its parts ('' for none), and whether they are shown.
     """
     kept = [
         k for k, column in enumerate(table.columns)
@@ -195,7 +195,7 @@ def build_table(
         label: Child = build_link(column.title, href, title=f"Sort by {column.title}") if href else column.title
         sort = {"aria-sort": order} if order else {}
         heads.append(html.Th(label, scope="col", title=column.help or None, className="number" if column.numeric else None, **sort))
-    body, deep = [], any(row.depth for row in table.rows)
+    body = []
     for place, row in enumerate(table.rows):
         cells: list[Component] = []
         for k in kept:
@@ -204,32 +204,28 @@ def build_table(
             if table.columns[k].kind == "bar":
                 inside = [_build_gain_bar(row.cells[k].value)]
             css_class = "number" if table.columns[k].numeric else "place" if row.level == "part" else None
-            if not cells and deep:
-                inside = _build_branch(inside, row)
+            if not cells and unfold:
+                inside = _build_branch(inside, row, *unfold[place])
             cells.append(html.Td(inside, className=css_class) if cells else html.Th(inside, className=css_class, scope="row"))
         before = [html.Td(lead[1][place], className="lead-cell")] if lead else []
-        fold = {"data-depth": str(row.depth), "hidden": row.depth > UNFOLDED} if deep else {}
-        body.append(html.Tr([*before, *cells], className=row.level or None, **fold))
+        body.append(html.Tr([*before, *cells], className=row.level or None))
     if lead:
         heads.insert(0, html.Th(html.Span(lead[0], className="lead-title"), scope="col"))
     parts = [html.Caption(table.caption, className="hidden"), html.Thead(html.Tr(heads)), html.Tbody(body)]
-    made = html.Table(parts, className=f"data {css}".strip(), **({"key": key} if key else {}))
+    made = html.Table(parts, className=f"data {css}".strip())
     return html.Div(made, className="scroll page-scroll" if whole else "scroll", tabIndex=0, role="region", **{"aria-label": table.caption})
 
 
-UNFOLDED = 2
-"""Levels below the first that a tree shows at first."""
-
-
-def _build_branch(inside: list[Child], row: Row) -> list[Child]:
-    """Return a cell of a tree as deep as its row stands, with the button that folds what is below; the script of all pages follows it."""
-    button: Child = html.Span(className="leaf")
-    if row.opens:
-        name = clean_text(row.cells[0].text, 120)
-        button = html.Button(
-            "", className="fold", type="button", **{"aria-expanded": str(row.depth < UNFOLDED).lower(), "aria-label": f"parts of {name}"}
+def _build_branch(inside: list[Child], row: Row, href: str, shown: bool) -> list[Child]:
+    """Return a cell of a tree as deep as its row stands, with the link that shows or hides what is below."""
+    sign: Child = html.Span(className="leaf")
+    if href:
+        said = f"{'hide' if shown else 'show'} the parts of {clean_text(row.cells[0].text, 120)}"
+        arrow = html.Span(
+            "\N{BLACK DOWN-POINTING SMALL TRIANGLE}" if shown else "\N{BLACK RIGHT-POINTING SMALL TRIANGLE}", **{"aria-hidden": "true"}
         )
-    return [html.Div([button, html.Div(inside)], className="branch", style={"paddingLeft": f"{min(row.depth, 12) * 1.1:.1f}rem"})]
+        sign = build_link([arrow, html.Span(said, className="hidden")], href, css="fold", title=said)
+    return [html.Div([sign, html.Div(inside)], className="branch", style={"paddingLeft": f"{min(row.depth, 12) * 1.1:.1f}rem"})]
 
 
 def _build_gain_bar(share: float | None) -> Component:
@@ -415,7 +411,7 @@ def _build_excerpts(code: Sequence[blocks.Excerpt]) -> list[Component]:
 
 def _build_excerpt(block: blocks.Excerpt) -> list[Component]:
     rows = [
-        html.Span([html.I(str(number)), f"{' '.join(split_code_lines(text))}\n"], className="marked" if number == block.marked else None)
+        html.Span([html.I(str(number)), " ".join(split_code_lines(text))], className="marked" if number == block.marked else None)
         for number, text in enumerate(block.lines, block.first)
     ]
     note = [build_quiet(clean_text(block.note))] if block.note else []
