@@ -30,6 +30,9 @@ ON_A_PAGE = 200
 READING_S = 1.0
 """How long one look at the list may read what was kept of recordings."""
 
+LEAST_SHOWN = 0.0005
+"""A share below it would read 0.0 %."""
+
 MOST_LIVE = 8
 """Runs whose pace is read while they record; more of them would push each other out of the library's memory."""
 
@@ -232,7 +235,7 @@ def _build_figures(one: Listed) -> tuple[Cell, Cell, Cell]:
     if digest.error:
         return Cell(""), Cell(""), Cell("cannot be analysed", None, (digest.error,))
     step = Cell("?" if digest.step_ns is None else format_ns(digest.step_ns), digest.step_ns, (digest.step_of,) if digest.step_ns else ())
-    mfu = Cell("?" if digest.mfu is None else format_share(digest.mfu, 1), digest.mfu)
+    mfu = Cell("?" if digest.mfu is None else "<0.1 %" if digest.mfu < LEAST_SHOWN else format_share(digest.mfu, 1), digest.mfu)
     if not digest.finding:
         return step, mfu, Cell("none")
     bound = f"up to {format_share(digest.bound)} of the step" if digest.bound is not None else ""
