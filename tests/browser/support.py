@@ -169,6 +169,11 @@ def flat_figures(page: Page) -> list[str]:
       const height = (one) => one?.getBoundingClientRect().height ?? 0;
       return [figure.parentElement.id, height(figure), height(figure.querySelector('.main-svg')), height(figure.closest('.figure'))];
     })"""
-    return [
+    flat = [
         f"{name}: {place}, drawn {drawn}" for name, place, drawn, box in page.evaluate(found) if min(place, drawn) < 100 or box < drawn - 1
     ]
+    unseen = """[...document.querySelectorAll('.figure .js-plotly-plot')].filter((figure) => figure.offsetParent !== null).filter((figure) => {
+      const traces = [...figure.querySelectorAll('.trace')];
+      return traces.length > 0 && traces.every((trace) => trace.getClientRects().length === 0);
+    }).map((figure) => figure.parentElement.id)"""
+    return flat + [f"{name}: its traces are hidden" for name in page.evaluate(unseen)]

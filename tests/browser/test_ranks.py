@@ -72,7 +72,7 @@ def test_a_click_on_a_bar_of_the_dashboard_leads_to_the_report_on_its_rank(
         small_trace(tmp_path / "job" / f"rank{rank}.json", name=f"aten::mm{rank}")
     with served(tmp_path) as address, opened(browser, f"{address}/ranks?bundle=job", width=width, scheme=scheme) as seen:
         page = seen.page
-        page.locator("#ranks-bars .bars path").first.wait_for(state="attached")
+        page.locator("#ranks-bars .bars path").first.wait_for()
         assert page.get_by_text("3 ranks: a step takes 1.00 ms").count() == 1
         assert overflow_px(page) <= 0
         assert violations(page, axe) == []
