@@ -41,6 +41,7 @@ def test_the_section_is_drawn_fits_and_can_be_read(
         until(seen.page, READY)
         bars = seen.page.locator("#rank-bars .bars path").count()
         assert bars >= min(count, 64) * 7  # parts of each bar
+        assert seen.page.locator("#rank-bars .bars path").first.is_visible()
         assert seen.page.locator("#traffic .hm").count() == 1
         assert overflow_px(seen.page) <= 0
         assert (violations(seen.page, axe), seen.errors) == ([], [])
