@@ -427,6 +427,12 @@ def _build_fix(fix: blocks.Fix) -> list[Component]:
     effect = [html.Span(f" ({fix.effect})", className="quiet")] if fix.effect else []
     made: list[Component] = [html.P([clean_text(fix.title), *effect])]
     made += [build_copied("change", fix.change)] if fix.change else []
+    if fix.diff:
+        code = build_code("\n".join(split_code_lines(fix.diff)))
+        copy = html.Button("Copy", type="button", className="copy")
+        made.append(html.Details([html.Summary("As a diff of the script"), code, copy, html.Span(f" {fix.diff_note}", className="quiet")]))
+    elif fix.diff_note:
+        made.append(html.P(clean_text(fix.diff_note), className="quiet"))
     made += [build_copied("test", fix.test)] if fix.test else []
     made += [html.P(clean_text(fix.note), className="quiet")] if fix.note else []
     made += [html.P(build_link("Test it here", fix.page, css="button"))] if fix.page else []

@@ -53,6 +53,15 @@ def read_code_lines(places: Iterable[Where], bundle: Path, manifest: Manifest) -
     )
 
 
+def find_program_file(word: str, bundle: Path, manifest: Manifest) -> Path | None:
+    """Return where the script of a recorded command lies, where it is still the one that was recorded; None else."""
+    sources = (manifest.program.sources if manifest.program else None) or {}
+    name = _find_source("/".join(PurePosixPath(word).parts[-2:]), sources)
+    if name is None:
+        return None
+    return _find_file(_list_folders(bundle, manifest.command or ()), name, sources[name])[0]
+
+
 def _find_source(file: str, sources: Iterable[str]) -> str | None:
     """Return the one file of the program whose path ends as `file`, or of which `file` is more of the path; None for none or several."""
     found = [name for name in sources if f"/{name}".endswith(f"/{file}") or f"/{file}".endswith(f"/{name}")]
@@ -70,17 +79,24 @@ def _list_folders(bundle: Path, command: Sequence[str]) -> Iterator[Path]:
 
 
 def _read_place(place: CodeLines, folders: Iterable[Path], name: str, digest: str) -> CodeLines:
-    path = PurePosixPath(name)
+    path, text, there = _find_file(folders, name, digest)
+    if path is not None:
+        return _cut_lines(place, text)
+    return msgspec.structs.replace(place, status="changed" if there else "missing")
+
+
+def _find_file(folders: Iterable[Path], name: str, digest: str) -> tuple[Path | None, str, bool]:
+    """Return the file of this name and digest with its text, None where there is none, and whether another one of the name is there."""
+    path, there = PurePosixPath(name), False
     if path.is_absolute() or ".." in path.parts or path.suffix != ".py":
-        return msgspec.structs.replace(place, status="missing")
-    there = False
+        return None, "", False
     for folder in dict.fromkeys(folders):
         with suppress(OSError, ValueError):
             data = read_file(folder / path, _MOST_BYTES)
             there = True
             if digest_content(data) == digest:
-                return _cut_lines(place, data.decode("utf-8", "replace"))
-    return msgspec.structs.replace(place, status="changed" if there else "missing")
+                return folder / path, data.decode("utf-8", "replace"), True
+    return None, "", there
 
 
 def _cut_lines(place: CodeLines, text: str) -> CodeLines:

@@ -218,6 +218,10 @@ class Fix(msgspec.Struct, frozen=True):
     note: str = ""
     page: str = ""
     """Address of the page of the dashboard that runs the test."""
+    diff: str = ""
+    """The change as a diff of the recorded script."""
+    diff_note: str = ""
+    """What to know of it, or why there is none."""
 
 
 class FindingCard(msgspec.Struct, frozen=True, kw_only=True):

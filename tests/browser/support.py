@@ -172,7 +172,8 @@ def flat_figures(page: Page) -> list[str]:
     flat = [
         f"{name}: {place}, drawn {drawn}" for name, place, drawn, box in page.evaluate(found) if min(place, drawn) < 100 or box < drawn - 1
     ]
-    unseen = """[...document.querySelectorAll('.figure .js-plotly-plot')].filter((figure) => figure.offsetParent !== null).filter((figure) => {
+    unseen = """[...document.querySelectorAll('.figure .js-plotly-plot')].filter((figure) => {
+      if (figure.offsetParent === null) return false;
       const traces = [...figure.querySelectorAll('.trace')];
       return traces.length > 0 && traces.every((trace) => trace.getClientRects().length === 0);
     }).map((figure) => figure.parentElement.id)"""
