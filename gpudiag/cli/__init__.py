@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpudiag.cli import ab, attach, compare, dashboard, export, machine, memory, queries, report, run
+from gpudiag.cli import ab, apply, attach, compare, dashboard, export, machine, memory, queries, report, run
 from gpudiag.cli import rules as rule_commands
 from gpudiag.cli.command import PlainCommand, StartGroup
 from gpudiag.cli.terminal import write_note
@@ -48,6 +48,7 @@ _add("attach", attach.attach, RECORD, "Record some steps of a training that runs
 _add("demo", machine.demo, RECORD, "Train a small transformer for a few seconds and report on it")
 _add("calibrate", machine.calibrate, RECORD, "Measure the peak rates of this device for later reports")
 _add("ab", ab.ab, PROVE, "Measure which fixes make a script faster and train the same", **_SCRIPT)
+_add("apply", apply.apply, PROVE, "Make a proved change in the source of a script")
 _add("fixes", ab.fixes, PROVE, "List the fixes that can be tried, or show one")
 _add("check", compare.check, GATE, "Check a run against limits or a baseline")
 _add("doctor", machine.doctor, MANAGE, "Check the installation: what is missing and how to fix it")
