@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +19,11 @@ from msgspec import Meta
 
 from gpudiag.agents.root import confine_path
 from gpudiag.errors import InputError, UsageError
-from gpudiag.report.blocks import Block, Code, Document, Paragraph
+from gpudiag.report.blocks import Block, Code, Document, Heading, Paragraph
 
 Script = Annotated[str, Meta(description="A Python script in the folder of this server.", max_length=1_000)]
 Arguments = Annotated[list[str], Meta(description="Arguments of the script, one an entry; no shell reads them.", max_length=200)]
+Wait = Annotated[int, Meta(ge=0, le=50, description="Seconds to wait for its end; then the tool job tells how far it is.")]
 Limit = Annotated[int, Meta(ge=5, le=7_200, description="Seconds after which it is ended.")]
 
 
@@ -31,6 +33,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     script: Script
     arguments: Arguments = []
     limit_s: Limit = 600
+    wait_s: Wait = 20
 
     def build_arguments(self, root: Path, bundle: str) -> list[str]:
         """Return the arguments of gpudiag. Raises InputError for a script that lies outside of `root`."""
@@ -47,6 +50,7 @@ class Ab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = []
     arguments: Arguments = []
     limit_s: Limit = 1_200
+    wait_s: Wait = 20
 
     def build_arguments(self, root: Path, bundle: str) -> list[str]:
         """Return the arguments of gpudiag. Raises InputError for a script that lies outside of `root`."""
@@ -59,12 +63,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Tell how far the last run or experiment is that was started here, or end it."""
 
     stop: Annotated[bool, Meta(description="End it, as Ctrl-C does.")] = False
+    wait_s: Wait = 20
 
 
 COMMANDS: tuple[type[Run] | type[Ab] | type[Job], ...] = (Run, Ab, Job)
 GRACE_S = 30
 """After Ctrl-C a command ends its processes and writes what it has; where that takes longer all of them are killed."""
-_TAIL_BYTES = 2_000
+_TAIL_BYTES = 1_200
+_LOOK_S = 0.5
 
 
 def find_script(root: Path, given: str) -> str:
@@ -81,7 +87,7 @@ class Jobs:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._process: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] | None = None
+        self._printed: dict[str, IO[bytes]] = {}
         self._shown, self._bundle, self._began, self._limit_s = "", "", 0.0, 0
         self._ended_by = ""
 
@@ -93,17 +99,23 @@ class Jobs:
 
         bundle = f"runs/{time.strftime('%Y-%m-%d-%H%M%S')}"
         arguments = asked.build_arguments(self._root, bundle)
-        self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - read until the next one starts
+        out, err = (tempfile.TemporaryFile(buffering=0) for _ in range(2))  # noqa: SIM115 - read until the next one starts
         try:
             self._process = subprocess.Popen(  # noqa: S603 - a list of arguments, our own program
-                [sys.executable, "-m", "gpudiag", *arguments],
-                stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT, cwd=self._root, start_new_session=True,
-                env={**os.environ, STARTED_BY: str(os.getpid())},
+                [sys.executable, "-m", "gpudiag", *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=self._root,
+                start_new_session=True, env={**os.environ, STARTED_BY: str(os.getpid())},
             )  # fmt: skip
         except OSError as error:
             raise InputError(f"it could not be started: {error.strerror or error}") from None
+        self._printed = {"standard output": out, "standard error": err}
         self._shown, self._bundle = shlex.join(["gpudiag", *arguments]), bundle
         self._began, self._limit_s, self._ended_by = time.monotonic(), asked.limit_s, ""
+        threading.Thread(target=self._watch, args=(self._process,), daemon=True).start()
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Hold the limit also where nobody asks."""
+        while process is self._process and self.is_running():
+            time.sleep(_LOOK_S)
 
     def is_running(self) -> bool:
         """Return whether what was started last still runs; where its time is over, it is ended, and GRACE_S later killed."""
@@ -124,7 +136,7 @@ class Jobs:
 
     def tell(self) -> Document:
         """Return the command, how it stands, where its results are, and the end of what it printed. Raises UsageError for none."""
-        if self._process is None or self._log is None:
+        if self._process is None:
             raise UsageError("nothing was started here", "the tools run and ab start something")
         running, code = self.is_running(), self._process.poll()
         state = f"runs for {time.monotonic() - self._began:.0f} s of at most {self._limit_s} s; ask job again"
@@ -132,10 +144,12 @@ class Jobs:
             there = (self._root / self._bundle).exists()
             then = f"the results are in {self._bundle}: ask report or experiments of it" if there else "no bundle was written"
             state = f"ended with exit code {code}{f', by {self._ended_by}' if self._ended_by else ''}; {then}"
-        size = os.fstat(self._log.fileno()).st_size
-        tail = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace")
         shown: list[Block] = [Paragraph(self._shown), Paragraph(f"It {state}.", "strong")]
-        return Document("Job", "", leads=(*shown, *([Code(tail, output=True)] if tail.strip() else [])))
+        for name, file in self._printed.items():
+            size = os.fstat(file.fileno()).st_size
+            tail = os.pread(file.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace")
+            shown += [Heading(f"The end of its {name}"), Code(tail, output=True)] if tail.strip() else []
+        return Document("Job", "", leads=tuple(shown))
 
     def close(self) -> None:
         """End what runs: Ctrl-C, and where that does not do soon, a kill: clients do not wait long."""

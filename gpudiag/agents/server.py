@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from mcp.types import Tool
 
 ANSWER = "gpudiag.agents.desk:answer_request"
-WAIT_S = 20.0
-"""How long run and ab are waited for, as clients give up after a minute; then the tool job tells how far they are."""
 _LOOK_S = 0.2
 _LONGEST_ERROR = 1_500
 _MUCH_BYTES = 1 << 30
@@ -144,7 +142,7 @@ async def _command(jobs: Jobs | None, name: str, arguments: dict[str, Any]) -> s
             jobs.stop()
     elif isinstance(asked, (Run, Ab)):
         jobs.start(asked)
-    with anyio.move_on_after(WAIT_S):
+    with anyio.move_on_after(asked.wait_s):
         while jobs.is_running():
             await anyio.sleep(_LOOK_S)
     return build_page(jobs.tell(), 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -32,11 +33,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def desk(project: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+@pytest.fixture(scope="module")
+def desk(project: Path) -> Iterator[Desk]:
     """Where these recordings are asked about."""
-    monkeypatch.chdir(project)
-    return Desk(project, Config())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project)
+        yield Desk(project, Config())
 
 
 def ask(desk: Desk, tool: str, **arguments: object) -> str:
