@@ -70,6 +70,13 @@ class Desk:
             self._reports.popitem(last=False)
         return self._reports[key]
 
+    def choose_rank(self, path: str, rank: int | None) -> int | None:
+        """Return the rank that is asked for, else that which the report shows; None where there is none to choose. Raises GpudiagError."""
+        if rank is not None or not Path(self.find(path)).is_dir():
+            return rank
+        job = self.open_report(path, None, None).data.job
+        return job.shown_rank if job else None
+
 
 class Request(msgspec.Struct, frozen=True):
     """What the server asks of the process in which the analysis runs."""

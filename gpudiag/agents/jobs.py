@@ -95,6 +95,8 @@ class Jobs:
         """Start what is asked. Raises UsageError where something runs already, InputError where it cannot be started."""
         if self.is_running():
             raise UsageError(f"{self._shown} still runs", "the tool job tells how far it is, and ends it")
+        if not hasattr(os, "killpg"):
+            raise InputError("this system has no groups of processes, so nothing could be ended for certain", "start it in a shell")
         from gpudiag.experiment.offers import STARTED_BY
 
         bundle = f"runs/{time.strftime('%Y-%m-%d-%H%M%S')}"

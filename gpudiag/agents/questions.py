@@ -25,6 +25,7 @@ Path = Annotated[
     str, Meta(description="A recording as the tool recordings lists it: a bundle, a trace, or a folder with one trace a rank.")
 ]
 Rank = Annotated[Natural | None, Meta(description="One rank of a job; without it all are compared, and the one of median pace is shown.")]
+LowestRank = Annotated[Natural | None, Meta(description="One rank of a job; without it the lowest.")]
 Window = Annotated[Natural | None, Meta(description="Window of a bundle; without it the first complete timing window.")]
 Page = Annotated[int, Meta(ge=1, description="Page of the answer; each says how many there are.")]
 
@@ -168,9 +169,10 @@ class WhatIf(Question, frozen=True, kw_only=True):
 
         if self.known:
             return build_rows_document(list_what_ifs(), name="gpudiag whatif: settings")
-        place = desk.find(self.path)
-        found = whatif(place, self.settings, rank=self.rank)
-        return msgspec.structs.replace(build_what_ifs_document(found.what_ifs, found.trust, found.reason), above=(place,))
+        place, rank = desk.find(self.path), desk.choose_rank(self.path, self.rank)
+        found = whatif(place, self.settings, rank=rank)
+        above = (place, *([] if rank is None else [f"rank {rank}"]))
+        return msgspec.structs.replace(build_what_ifs_document(found.what_ifs, found.trust, found.reason), above=above)
 
 
 class Compare(Question, frozen=True, kw_only=True):
@@ -179,7 +181,7 @@ class Compare(Question, frozen=True, kw_only=True):
 
     a: Path
     b: Path
-    rank: Rank = None
+    rank: LowestRank = None
 
     def answer(self, desk: Desk) -> Document:
         """Return the comparison."""
@@ -194,7 +196,7 @@ class Memory(Question, frozen=True, kw_only=True):
     """Tell what used the memory at its peak: by category, call site, module and op, and what the allocator held beyond that."""
 
     path: Path
-    rank: Rank = None
+    rank: LowestRank = None
     device: Annotated[Natural | None, Meta(description="Index of the GPU; without it the one with most in use.")] = None
 
     def answer(self, desk: Desk) -> Document:
@@ -224,7 +226,8 @@ class Sql(Question, frozen=True, kw_only=True):
         from gpudiag.report.query_result import build_rows_document, join_columns
 
         if self.query:
-            found = run_query(desk.find(self.path), self.query, rank=self.rank, window=self.window)
+            rank = desk.choose_rank(self.path, self.rank)
+            found = run_query(desk.find(self.path), self.query, rank=rank, window=self.window)
             return build_rows_document(found, _MOST_ROWS, "limit, where and group by ask for fewer", "name")
         columns = list_columns()
         if not self.table:

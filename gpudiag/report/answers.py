@@ -39,7 +39,7 @@ def _explain_missing_part(part: Part, report: ReportData) -> str:
         "experiments": "none was made in this bundle: gpudiag ab -o BUNDLE keeps its results there",
         "history": whole_run.explain_missing_history(report),
         "telemetry": telemetry.NOT_RECORDED,
-        "memory": f"not recorded: {HOW_TO_RECORD}",
+        "memory": f"no memory was recorded: {HOW_TO_RECORD}",
         "environment": "a trace alone does not say what it was recorded with: gpudiag run and gpudiag.profile write it into the bundle",
     }
     return f"Not known: {reasons.get(part) or 'the report has no such part'}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudiag.model.notices import NoticeCode
+from gpudiag.model.notices import UNSEEN, NoticeCode
 from gpudiag.model.report import ReportData
 from gpudiag.report import data_quality, findings, first_screen, idle_time, labels, op_table, ranks, telemetry, whole_run
 from gpudiag.report.blocks import (
@@ -142,7 +142,7 @@ def list_unknowns(report: ReportData) -> Iterator[tuple[str, str]]:
         yield "peak memory", f"not recorded: {HOW_TO_RECORD}"
     if report.job is None and report.collectives:
         yield "other ranks", ALONE
-    reasons = Counter(rule.reason for rule in report.rules if rule.status == "not_applicable" and rule.reason)
+    reasons = Counter(rule.reason for rule in report.rules if rule.notice is not None and rule.notice.code in UNSEEN)
     if reasons:
         most = "; ".join(f"{reason.rstrip('.')} ({count})" for reason, count in reasons.most_common(_REASONS))
         yield "rules", f"{reasons.total()} could not be judged, which is no all-clear; most often: {most}"

@@ -159,7 +159,7 @@ TWELVE = {
         r"rules: \d+ could not be judged, which is no all-clear",
     ]),
     "which op takes longest, and why is it bound?": ("ops", {}, [r"\| `aten::mm`.*\| 5\.40 ms \| 74\.9 % \| compute \| 98 %.*\| exact"]),
-    "what used the memory at its peak?": ("report", {"part": "memory"}, [r"Not known: not recorded: record with gpudiag\.profile\(memory"]),
+    "what used the memory at its peak?": ("report", {"part": "memory"}, [r"Not known: no memory was recorded: record with gpudiag"]),
     "is rank 3 slow?": ("report", {"part": "ranks"}, [r"Not known: one rank alone was read"]),
     "how sure are the figures?": ("report", {"part": "quality"}, [
         r"profiler: Slow-down unavailable", r"peak rates from its data sheet", r"Replayed with",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gpudiag.agents.jobs import COMMANDS
 from gpudiag.agents.questions import QUESTIONS, name_tool
 from gpudiag.agents.skill import read_instructions, read_skill
 from gpudiag.cli import main
@@ -47,6 +48,11 @@ def test_the_instructions_of_the_server_are_its_essence_and_name_the_tools() -> 
     assert told in read_skill()
     assert len(told.encode()) <= 2_000
     assert {name_tool(kind) for kind in QUESTIONS} - {name for name in map(name_tool, QUESTIONS) if f"`{name}`" in told} <= {"experiments"}
+
+
+def test_every_tool_has_a_line_in_the_documents() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+    assert [name for name in map(name_tool, (*QUESTIONS, *COMMANDS)) if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize(("version", "words"), [(None, "which is not installed"), ("1.27.0", "this is 1.27.0")])
