@@ -152,27 +152,27 @@ class Idle(Question, frozen=True, kw_only=True):
 
 class WhatIf(Question, frozen=True, kw_only=True):
     """Estimate the step with a cost changed or gone, by replay of its dependency graph: an upper bound, with the error of the replay.
-    Without settings each of the standard ones alone."""
+    Without settings each of the standard ones alone. With a device: a prediction of the step there, with its measured error."""
 
     path: Path
     settings: Annotated[
         list[str], Meta(description="NAME=VALUE, applied together, such as launch=0, batch=2, roof=0.8, kernel:NAME=0.5.", max_length=20)
     ] = []
+    device: Annotated[Short | None, Meta(description="Another device of the device table, such as H200 or a100-pcie-80gb.")] = None
     known: Annotated[bool, Meta(description="List what settings there are instead.")] = False
     rank: Rank = None
 
     def answer(self, desk: Desk) -> Document:
         """Return the what-ifs, or what can be asked."""
         from gpudiag.queries import list_what_ifs, whatif
-        from gpudiag.report.idle_time import build_what_ifs_document
         from gpudiag.report.query_result import build_rows_document
 
         if self.known:
             return build_rows_document(list_what_ifs(), name="gpudiag whatif: settings")
         place, rank = desk.find(self.path), desk.choose_rank(self.path, self.rank)
-        found = whatif(place, self.settings, rank=rank)
+        found = whatif(place, self.settings, device=self.device, rank=rank)
         above = (place, *([] if rank is None else [f"rank {rank}"]))
-        return msgspec.structs.replace(build_what_ifs_document(found.what_ifs, found.trust, found.reason), above=above)
+        return msgspec.structs.replace(found.build_document(), above=above)
 
 
 class Compare(Question, frozen=True, kw_only=True):

@@ -153,6 +153,9 @@ TWELVE = {
     "would a bigger batch help?": ("whatif", {"settings": ["batch=2"]}, [
         r"`batch=2` \| .* \u00b1 ", r"gain per sample", r"a training then differs",
     ]),
+    "what would it take on an H100?": ("whatif", {"device": "H100"}, [
+        r"Predicted for the H100 SXM5 80 GB: 3\.\d\d ms, between", r"A prediction, no bound", r"What it cannot know",
+    ]),
     "is the GPU busy?": ("report", {"part": "breakdown"}, [r"compute-bound kernels \| 900 us \| 21", r"idle: data loading \| 3\.00 ms"]),
     "what is the MFU, and what is unknown?": ("report", {}, [
         r"MFU\): \d\d\.\d % of 19\.5 TFLOP/s \(fp32 dense", r"## Not known", r"peak memory: not recorded: record with",
