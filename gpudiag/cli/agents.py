@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,8 @@ def mcp(
     from gpudiag.diagnosis.config import Config
 
     chosen = Config() if no_config else config.find_config(folder)
+    if sys.stdin is not None and sys.stdin.isatty():
+        terminal.write_note("gpudiag: a client of the Model Context Protocol starts this and talks to its standard input; Ctrl-C ends it")
     with interrupt_on_signals():
         serve(folder.resolve(), chosen, allow_run=allow_run, limit_s=time_limit)
 

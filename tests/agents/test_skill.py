@@ -66,6 +66,24 @@ def test_without_the_library_one_line_says_what_to_install(
     assert "pip install 'gpudiag[mcp]'" in err
 
 
+def test_the_server_gets_what_was_asked_for_and_a_person_is_told_who_starts_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr("gpudiag.cache.find_version", lambda package: "2.3.0")
+    monkeypatch.setattr("gpudiag.agents.server.serve", lambda *given, **more: served.append((*given, more)))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpudiag.toml").write_text('disable = ["OVH-01"]')
+    assert run("mcp", "--allow-run", "--time-limit", 9) == (0, "", "")
+    assert (served[0][0], served[0][1].disable, served[0][2]) == (tmp_path.resolve(), ("OVH-01",), {"allow_run": True, "limit_s": 9})
+    monkeypatch.setattr("sys.stdin", type("Terminal", (), {"isatty": lambda _: True})())
+    code, out, err = run("mcp", tmp_path, "--no-config")
+    assert (code, out) == (0, "")
+    assert "starts this" in err
+    assert served[1][1].disable == ()
+    assert served[1][2]["allow_run"] is False
+
+
 def test_a_root_that_is_no_folder_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path, words in ((tmp_path / "file", "is a file"), (tmp_path / "none", "does not exist")):
