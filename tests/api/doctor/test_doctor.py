@@ -208,7 +208,9 @@ def test_an_installation_for_analysis_is_no_failure(tmp_path: Path, installed: d
     assert [check.name for check in found.checks if check.status == "missing"] == ["torch"]
 
 
-@pytest.mark.parametrize(("need", "package"), [("dashboard", "dash"), ("mcp", "mcp"), ("cluster", "distributed"), ("telemetry", "nvidia-ml-py")])
+@pytest.mark.parametrize(
+    ("need", "package"), [("dashboard", "dash"), ("mcp", "mcp"), ("cluster", "distributed"), ("telemetry", "nvidia-ml-py")]
+)
 def test_what_was_asked_for_fails_where_it_is_missing(tmp_path: Path, installed: dict[str, str | None], need: Any, package: str) -> None:
     installed[package] = None
     seen = _seen(tmp_path, TORCH, NVML, NVIDIA)
