@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gpudiag.cli import options, terminal
+from gpudiag.cli import completion, options, terminal
 from gpudiag.errors import UsageError
 from gpudiag.report import files
 
@@ -147,6 +147,16 @@ def whatif(
             show_default=False,
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="NAME",
+            help="Predict the step time on this device of the device table, such as H200 or a100-pcie-80gb, with its error.",
+            autocompletion=completion.complete_device,
+            show_default=False,
+        ),
+    ] = None,
     every: Annotated[
         bool, typer.Option("--list", is_eager=True, callback=_list_what_ifs, help="List what --set changes, with the values.")
     ] = False,
@@ -158,11 +168,10 @@ def whatif(
     if json is not None:
         options.check_targets([json], path, (".json",))
     from gpudiag.queries import whatif
-    from gpudiag.report.idle_time import build_what_ifs_document
 
     with terminal.show_progress("reading") as tell:
-        found = whatif(path, settings or [], rank=rank, progress=tell)
-    terminal.write_document(build_what_ifs_document(found.what_ifs, found.trust, found.reason))
+        found = whatif(path, settings or [], device=device, rank=rank, progress=tell)
+    terminal.write_document(found.build_document())
     if json is not None:
         files.write_file(json, terminal.format_json(found).encode())
         terminal.write_note(f"wrote {json}")
