@@ -95,6 +95,8 @@ def offer_patch(result: ExperimentResult, command: Sequence[str], options: Optio
     from gpudiag.report.files import write_file
 
     recipe = result.recipe
+    if not command and result.data.baseline is not None:  # one that goes on
+        command = result.data.baseline.command
     place = find_script(command)
     if not recipe.proved or not recipe.fixes or place is None:
         why = "the command names no script" if place is None else "no fix is proved to help"

@@ -425,11 +425,12 @@ class TrainingCode(Source):
         made = loop.iter if isinstance(loop, cst.For) and isinstance(loop.iter, cst.Call) else None
         if not isinstance(loop, cst.For) or made is None or not isinstance(made.func, cst.Name) or self.find_bindings(made.func):
             return None
-        if made.func.value == "range" and isinstance(loop.target, cst.Name):
-            return loop.target.value
-        pair = made.func.value == "enumerate" and isinstance(loop.target, cst.Tuple) and len(loop.target.elements) == 2
-        first = loop.target.elements[0].value if pair and isinstance(loop.target, cst.Tuple) else None
-        return first.value if isinstance(first, cst.Name) else None
+        counter: cst.BaseExpression | None = None
+        if made.func.value == "range" and len(made.args) < 3:  # the third is a step of its own
+            counter = loop.target
+        elif made.func.value == "enumerate" and isinstance(loop.target, cst.Tuple) and len(loop.target.elements) == 2:
+            counter = loop.target.elements[0].value
+        return counter.value if isinstance(counter, cst.Name) and counter.value != "_" else None
 
     def steps_in(self, loop: cst.For | cst.While) -> bool:
         """Return whether each round of a loop round the backward pass makes the optimizer's step too: it is no loop over micro-batches."""

@@ -333,6 +333,8 @@ def test_a_fix_changes_its_own_lines_and_no_others(tmp_path: Path, text: str, fi
         (NANO, "fused-optimizer", 11, "**extra_args"),
         (NANO, "gc-schedule", 15, "counter"),  # that of micro-batches counts no steps
         (NANO.replace("compile", "other"), "channels-last", 17, "takes several"),
+        (FLAT.replace("step, (xb", "_, (xb"), "gc-schedule", 17, "counter"),
+        (FLAT.replace("step, (xb, yb) in enumerate(train_dl)", "start in range(0, 4096, 16)"), "gc-schedule", 17, "counter"),
         (GAN, "bf16", 7, "2 calls of backward()"),
         (GAN, "compile", 7, "lines 7, 10"),
         (HUGGING_FACE, "bf16", 2, "TrainingArguments(..., bf16=True)"),
