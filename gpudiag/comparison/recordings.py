@@ -15,6 +15,7 @@ import polars as pl
 from gpudiag.api import AnyPath, Rendered
 from gpudiag.attribution import intervals
 from gpudiag.cache import CachedResult, ResultKey, allow_cache, is_complete
+from gpudiag.comparison.device_time import measure_parts, share_device_time
 from gpudiag.diagnosis.loader import load_active_rules
 from gpudiag.errors import InputError, UsageError
 from gpudiag.files import open_file, read_file
@@ -22,7 +23,7 @@ from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.comparison import CheckData, Gates, Measured, OpKey, StepComparison
 from gpudiag.model.report import REPORT_SCHEMA_VERSION, ReportData, Source, decode_report, encode_report
 from gpudiag.pipeline import AnalysedRecording, ReportOptions, diagnose_window
-from gpudiag.roofline.op_table import build_op_steps
+from gpudiag.roofline.op_table import BEFORE_WINDOW, build_op_steps
 from gpudiag.timeline.history import SETTLED_AFTER
 from gpudiag.units import Progress
 
@@ -91,7 +92,22 @@ def measure_analysed(opened: AnalysedRecording) -> Measured:
         analysed_ns=tuple((ends - starts).tolist()),
         idle_ns=tuple(idle.tolist()),
         ops={key: tuple(values) for key, values in sums.items()},
+        parts_ns=measure_parts(analysis),
+        device_ns=_collect_device_time(opened),
+        command=(analysis.manifest.command or ()) if analysis.manifest else (),
     )
+
+
+def _collect_device_time(opened: AnalysedRecording) -> dict[OpKey, tuple[float, ...]]:
+    """Return each op's share of the device's time by analysed step; without what has no row, as it was launched in no analysed step."""
+    rows = opened.analysis.op_rows.select(*_OP_KEYS).with_row_index("row")
+    found = share_device_time(opened.analysis).join(rows, on=list(_OP_KEYS), nulls_equal=True)
+    sums: defaultdict[OpKey, list[float]] = defaultdict(lambda: [0.0] * opened.report.steps.count)
+    for row, step, shared in found.select("row", "step", "shared_ns").iter_rows():
+        named = opened.report.ops[row]
+        if named.phase != BEFORE_WINDOW:
+            sums[OpKey(named.name, named.phase, named.module, named.signature)][step] += shared
+    return {key: tuple(values) for key, values in sums.items()}
 
 
 class _ReportHead(msgspec.Struct):

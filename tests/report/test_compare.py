@@ -35,7 +35,7 @@ def found() -> StepComparison:
 
 def test_the_text_says_what_decided(found: StepComparison) -> None:
     text = render_comparison_text(found, width=120)
-    assert text.startswith("In B steps take 99.9 % longer (interval +99.")
+    assert text.startswith("B takes 9.00 ms (99.9 %) longer a step (interval +99.")
     assert "other devices" in text
     assert re.search(r"aten::mm +forward +1\.00 ms ± 7\.\d+ us +2\.00 ms ± 14\.\d+ us +\+1\.00 ms +slower, other shapes", text)
     assert re.search(r"aten::add +forward +1\.00 ms ± 7\.\d+ us +- +-1\.00 ms +gone", text)
@@ -68,7 +68,7 @@ def test_names_do_no_harm_in_a_terminal(found: StepComparison) -> None:
 def test_names_do_no_harm_in_markdown(found: StepComparison) -> None:
     made = MarkdownIt("commonmark", {"html": True}).enable("table").render(render_comparison_markdown(found))
     assert "<script" not in made
-    assert made.count("<table>") == 4
+    assert made.count("<table>") == 5
     rows = [len(re.findall("<t[dh]", row)) for row in re.findall(r"<tr>.*?</tr>", made, re.DOTALL)]
     assert set(rows) == {4, 5, 6}  # a pipe in a name adds no cell
 
@@ -99,7 +99,7 @@ def test_the_page_holds_all_and_no_script(found: StepComparison) -> None:
     assert page.elements.count("script") == 1  # of our own: colours
     assert not page.handlers
     assert page.policies[0].startswith("default-src 'none'; script-src 'sha256-")
-    assert page.elements.count("table") == 4
+    assert page.elements.count("table") == 5
     assert "://" not in made
     for word in ("aten::mm", "<script>alert(1)</script>", "FAILED"):
         assert word in page.text
