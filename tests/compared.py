@@ -8,7 +8,7 @@ from typing import Any
 from gpudiag.model.bundle import Machine, Settings
 from gpudiag.model.comparison import Measured, OpKey
 from gpudiag.model.finding import Ceiling, Finding, RuleOutcome, Severity
-from gpudiag.model.report import OpRow, Recorded, ReportData, ReportDevice, Source, StepSummary, Tool, Trust
+from gpudiag.model.report import IdleRow, OpRow, Recorded, ReportData, ReportDevice, Source, StepSummary, Tool, Trust
 from gpudiag.model.timeline import Breakdown, BucketsNs
 
 SHARES: dict[str, Any] = {
@@ -52,6 +52,7 @@ def run(
     device: str = "a GPU",
     work: Mapping[OpKey, Mapping[str, Any]] | None = None,
     command: tuple[str, ...] = (),
+    idle_rows: tuple[IdleRow, ...] = (),
     **report: Any,
 ) -> Measured:
     """Return a run with the analysed steps `walls` and the unprofiled ones `plain`; not `stepwise`: as a report read from a file.
@@ -70,6 +71,7 @@ def run(
         device_time=None,
         breakdown=Breakdown(sum(walls), BucketsNs(compute=sum(walls) - sum(idle), idle_data=sum(idle))),
         ops=tuple(row(key, sum(times), **{"count": len(times), **(work or {}).get(key, {})}) for key, times in (ops or {}).items()),
+        idle=idle_rows,
         findings=tuple(findings),
         rules=(
             *(RuleOutcome(one.rule, "fired", one.message) for one in findings),

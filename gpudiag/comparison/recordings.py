@@ -29,6 +29,7 @@ from gpudiag.units import Progress
 
 if TYPE_CHECKING:
     from gpudiag.diagnosis.config import Config
+    from gpudiag.model.analysis import Analysis
 
 
 MAX_REPORT_BYTES = 256 << 20
@@ -79,8 +80,7 @@ def measure_analysed(opened: AnalysedRecording) -> Measured:
     idle = intervals.measure_covered(intervals.build_spans(analysis.idle.filter(pl.col("cause") != "outside_recording")), starts, ends)
     # the kernel time of each op by analysed step, 0 in a step without the op; rows with the same text are added up
     place = {step: number for number, step in enumerate(steps["id"].to_list())}
-    rows = analysis.op_rows.select(*_OP_KEYS).with_row_index("row")
-    found = build_op_steps(analysis.trace, analysis.steps).join(rows, on=list(_OP_KEYS), nulls_equal=True)
+    found = _find_rows(analysis, build_op_steps(analysis.trace, analysis.steps))
     sums: defaultdict[OpKey, list[int]] = defaultdict(lambda: [0] * len(place))
     for row, step, busy in found.select("row", "step", "busy_ns").iter_rows():
         named = opened.report.ops[row]  # the rows of a report stand in the order of the analysis
@@ -98,10 +98,17 @@ def measure_analysed(opened: AnalysedRecording) -> Measured:
     )
 
 
+def _find_rows(analysis: Analysis, frame: pl.DataFrame) -> pl.DataFrame:
+    """Return `frame` (name, phase, module, signature, ...) with the row of the ops that it belongs to; without what belongs to none."""
+    rows = analysis.op_rows.select(*_OP_KEYS).with_row_index("row")
+    if rows["module"].null_count() == rows.height:  # rows are not told apart by module, whose names the ops may have all the same
+        frame = frame.with_columns(module=pl.lit(None, dtype=pl.String))
+    return frame.join(rows, on=list(_OP_KEYS), nulls_equal=True)
+
+
 def _collect_device_time(opened: AnalysedRecording) -> dict[OpKey, tuple[float, ...]]:
     """Return each op's share of the device's time by analysed step; without what has no row, as it was launched in no analysed step."""
-    rows = opened.analysis.op_rows.select(*_OP_KEYS).with_row_index("row")
-    found = share_device_time(opened.analysis).join(rows, on=list(_OP_KEYS), nulls_equal=True)
+    found = _find_rows(opened.analysis, share_device_time(opened.analysis))
     sums: defaultdict[OpKey, list[float]] = defaultdict(lambda: [0.0] * opened.report.steps.count)
     for row, step, shared in found.select("row", "step", "shared_ns").iter_rows():
         named = opened.report.ops[row]

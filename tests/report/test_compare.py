@@ -7,13 +7,13 @@ from html.parser import HTMLParser
 
 import msgspec
 import pytest
-from compared import finding, run
+from compared import finding, recorded, run
 from markdown_it import MarkdownIt
 from rendered import render_comparison_markdown, render_comparison_page, render_comparison_text
 
 from gpudiag.comparison.steps import compare_runs
 from gpudiag.model.comparison import OpKey, StepComparison
-from gpudiag.model.report import encode_report
+from gpudiag.model.report import IdleRow, encode_report
 
 HOSTILE = '<script>alert(1)</script>|`"onerror=x \x1b[31m\u202e\n::error::' + "x" * 10_000
 STEADY = [1_000_000, 1_010_000, 990_000, 1_005_000, 995_000, 1_002_000]
@@ -23,12 +23,14 @@ STEADY = [1_000_000, 1_010_000, 990_000, 1_005_000, 995_000, 1_002_000]
 def found() -> StepComparison:
     a = run(
         [5_000_000] * 6, {OpKey("aten::mm", "forward", None, "[8, 8]"): STEADY, OpKey("aten::add", "forward"): STEADY},
-        plain=[9_000_000 + 10_000 * (place % 4) for place in range(9)], findings=[finding("A-1")],
+        plain=[9_000_000 + 10_000 * (place % 4) for place in range(9)], findings=[finding("A-1")], command=("train.py", "--fast"),
     )  # fmt: skip
     twice = [2 * ns for ns in STEADY]
     b = run(
         [9_000_000] * 6, {OpKey("aten::mm", "forward", None, "[16, 8]"): twice, OpKey(HOSTILE, "forward"): STEADY[::-1]},
         plain=[18_000_000 + 10_000 * (place % 4) for place in range(9)], findings=[finding("B-1")], passed=["A-1"], device=HOSTILE,
+        command=("train.py", HOSTILE), idle=[2_000_000 + 1_000 * place for place in range(6)], recorded=recorded(),
+        idle_rows=(IdleRow(cause="idle_data", count=1, idle_ns=9_000_000, evidence=HOSTILE, file=HOSTILE, line=1),),
     )  # fmt: skip
     return compare_runs(a, b, fail_if_slower=0.03)
 
