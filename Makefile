@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz docs picture score field bench bench-causes bench-whatif bench-cpu bench-capture bench-experiments bench-live bench-pages bench-timeline sweep-pages soak kill bench-load audit clean
+.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz docs picture score field bench bench-causes bench-whatif bench-cpu bench-capture bench-experiments bench-live bench-pages bench-timeline sweep-pages soak kill bench-load release audit clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -125,6 +125,9 @@ kill: setup ## kill -9 at 200 random moments of recordings, reports and experime
 
 bench-load: setup ## 200 clients of the dashboard for 60 s on this machine alone: requests a second, waits, errors, memory (ARGS="--clients 20 --seconds 5")
 	@$(BIN)/python tests/benchmarks/bench_load.py $(ARGS)
+
+release: setup ## build what is published, install it in clean environments, run the commands of the README; publishes nothing (some ten minutes)
+	@$(BIN)/python release/check.py $(ARGS)
 
 audit: setup ## what is installed against the known vulnerabilities (pip-audit); says so where it cannot be asked
 	@$(BIN)/python .ci/audit.py $(ARGS)

@@ -155,9 +155,9 @@ class Report(Rendered):
     def _repr_html_(self) -> str:
         from gpudiag.report.blocks import NOTEBOOK
         from gpudiag.report.document import build_notebook_document
-        from gpudiag.report.render_notebook import render_notebook
+        from gpudiag.report.render_notebook import embed_page, render_notebook
 
-        return render_notebook(build_notebook_document(self.data, NOTEBOOK))
+        return render_notebook(build_notebook_document(self.data, NOTEBOOK)) + embed_page(self.html())
 
 
 class DemoResult(msgspec.Struct, frozen=True):

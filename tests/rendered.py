@@ -32,7 +32,9 @@ def render_html(report: ReportData, rules: RuleBase | None = None) -> str:
 
 
 def render_notebook(report: ReportData) -> str:
-    return Report(report)._repr_html_()
+    """Return the fragment, without the page that is folded below it."""
+    fragment, _, _ = Report(report)._repr_html_().rpartition("<details><summary>The whole report")
+    return fragment
 
 
 def render_comparison_text(found: StepComparison, **options: Any) -> str:

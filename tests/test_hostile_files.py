@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import zstandard
 from fuzz.documents import gpu_training
 from test_hostile import RECORDED, Result, Run, bundle
 
 from gpudiag.cli import main
 from gpudiag.trace import kineto
-from gpudiag.trace.decompression import watch_reading
+from gpudiag.trace.decompression import watch_reading, zstd
 
 WAITING_S = 120
 """A command that waits for the writer of a pipe waits for ever; none of these takes more than some seconds."""
@@ -209,7 +208,7 @@ def test_a_name_that_is_no_text_is_refused(gpudiag: Run, tmp_path: Path) -> None
 
 def _packed(path: Path, head: bytes, unit: bytes, mebibytes: int) -> Path:
     """Write `head` and then `unit` again and again, until that is `mebibytes` of text."""
-    packer = zstandard.ZstdCompressor(level=1).compressobj()
+    packer = zstd.ZstdCompressor(level=1)
     piece = unit * ((1 << 20) // len(unit))
     path.write_bytes(packer.compress(head) + b"".join(packer.compress(piece) for _ in range(mebibytes)) + packer.flush())
     return path

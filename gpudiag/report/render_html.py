@@ -29,12 +29,12 @@ _LONGEST, _LONGEST_CELL, _LONGEST_DETAIL = 3_500, 400, 240
 
 
 def render_page(document: Document) -> str:
-    """Return the page. plotly.js (about 5 MB) is inside only where there is a chart."""
+    """Return the page. plotly.js (its charts on two axes, 1.5 MB) is inside only where there is a chart."""
     shown = list(_walk(block for section in document.sections for block in section.blocks))
     tables = {block.id: trim_table(block) for block in shown if isinstance(block, Table) and block.id}
     charts = {f"{block.id}-figure": block.figure for block in shown if isinstance(block, Chart)}
-    scripts = [read_asset(name) for name, wanted in (("tables.js", tables), ("report.js", True)) if wanted]
-    scripts += [load_plotly_js()] if charts else []
+    wanted = {"tables.js": tables, "report.js": True, "plotly-cartesian.min.js": charts}
+    scripts = [read_asset(name) for name, needed in wanted.items() if needed]
     data = charts | {f"{name}-data": _encode_table(table) for name, table in tables.items()}
     return (
         _load_templates()
@@ -68,15 +68,6 @@ def build_policy(scripts: list[str]) -> str:
 def read_asset(name: str) -> str:
     """Return the text of a file beside the templates."""
     return (files("gpudiag.report") / "templates" / name).read_text(encoding="utf-8")
-
-
-@cache
-def load_plotly_js() -> str:
-    """Return plotly's script, about 5 MB."""
-    from plotly.offline import get_plotlyjs
-
-    # An HTML parser turns CR LF into LF; the hash is of what it sees.
-    return str(get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n")
 
 
 @cache

@@ -1,10 +1,12 @@
-"""Blocks in a notebook: fragments of HTML without scripts and style sheets.
+"""Blocks in a notebook: fragments of HTML without scripts and style sheets, and the page of a report folded below one.
 
 Colours are those of text and background around them, so that they are right in light and dark themes; bars have one colour that both carry.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 from collections.abc import Callable, Iterable
 from html import escape
 from typing import Any
@@ -18,6 +20,18 @@ _CELL = "padding:0.15em 0.7em 0.15em 0;text-align:left;vertical-align:top"
 _FIGURE = "padding:0.15em 0.7em 0.15em 0;text-align:right;vertical-align:top;white-space:nowrap"
 _BAR = "display:inline-block;height:0.8em"
 _CODE = "padding:0.3em 0.6em;white-space:pre-wrap"
+_FRAME = "width:100%;height:45em;border:1px solid #8888;background:Canvas"
+_UNPACK = """<!doctype html><script>
+const bytes = Uint8Array.from(atob('%s'), (letter) => letter.charCodeAt(0));
+new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'))).text().then((page) => {
+  document.open(); document.write(page); document.close();
+  document.addEventListener('click', (event) => {
+    const link = event.target.closest('a[href^="#"]');
+    if (link) { event.preventDefault(); location.hash = link.hash; }
+  });
+});
+</script>"""
+"""A link within the page would lead to the notebook, whose address is the base of such a frame (HTML standard, 'fallback base URL')."""
 _BUSY, _IDLE = "#2f7fc1", "#bb6a97"
 """Blue and purple of the page of a report: 3:1 at least against white and against near-black (WCAG 1.4.11)."""
 _BAR_EM = 8
@@ -31,6 +45,17 @@ def render_notebook(document: Document) -> str:
     parts = [f"<p><b>{_escape(document.verdict)}</b></p>", _render_all(document.leads)]
     parts += [f"<p><b>{_escape(section.title)}</b></p>{_render_all(section.blocks)}" for section in document.sections]
     return f"<div>{''.join(parts)}{_render_all(document.foot)}</div>"
+
+
+def embed_page(page: str) -> str:
+    """Return `page` folded, in a frame that runs the page's own scripts and reaches nothing outside it.
+
+    It is packed, because a notebook keeps what it shows (1.6 MB become 0.6), and unpacked by the browser when somebody unfolds it.
+    """
+    packed = base64.b64encode(gzip.compress(page.encode(), mtime=0)).decode()
+    attributes = f'title="gpudiag report" sandbox="allow-scripts" loading="lazy" style="{_FRAME}" srcdoc="{escape(_UNPACK % packed)}"'
+    summary = "The whole report: tables that sort and filter, charts with values"
+    return f"<details><summary>{summary}</summary><iframe {attributes}></iframe></details>"
 
 
 def _render_all(shown: Iterable[Block]) -> str:

@@ -8,13 +8,12 @@ from contextlib import closing
 from typing import Any
 
 import msgspec
-import zstandard
 from msgspec import UNSET, Raw
 
 from gpudiag.errors import InputError
 from gpudiag.report.exports import compress_gzip
 from gpudiag.scrub.words import ARGUMENTS, EVENT_KEYS, HEADERS, NAME_FORMS, Form, Names, consists_of_known_words
-from gpudiag.trace.decompression import format_path, read_text_blocks
+from gpudiag.trace.decompression import format_path, read_text_blocks, zstd
 from gpudiag.trace.events import EVENT_KINDS, CategoryCodes, EventDecoder
 from gpudiag.trace.json_framing import CutShortError, Document, HeaderValue, NotATraceError
 from gpudiag.units import Progress
@@ -143,7 +142,7 @@ def compress(pieces: Iterable[bytes], name: str) -> Iterator[bytes]:
     if name.lower().endswith(".gz"):
         yield from compress_gzip(pieces)
     elif name.lower().endswith(".zst"):
-        compressor = zstandard.ZstdCompressor().compressobj()
+        compressor = zstd.ZstdCompressor()
         for piece in pieces:
             yield compressor.compress(piece)
         yield compressor.flush()

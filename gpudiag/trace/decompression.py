@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, BinaryIO, cast
 
-import zstandard
-
 from gpudiag.errors import InputError
 from gpudiag.files import NoFileError, open_file
+
+if sys.version_info >= (3, 14):
+    from compression import zstd as zstd
+else:
+    from backports import zstd as zstd
 
 inflate_library: Any
 try:
@@ -122,7 +126,7 @@ def _read_blocks(path: str, block_bytes: int, tell: Callable[[float], None] | No
             raise InputError(
                 f"{format_path(path)} is damaged: its gzip data does not decompress or fails its checksum", "copy it again"
             ) from None
-        except zstandard.ZstdError:
+        except zstd.ZstdError:
             raise InputError(f"{format_path(path)} is damaged: its zstd data does not decompress", "copy it again") from None
         except OSError as error:
             raise InputError(f"{format_path(path)} cannot be read: {_format_reason(error)}", "copy it again") from None
@@ -133,8 +137,7 @@ def _decompress(path: str, raw: io.BufferedReader, block_bytes: int) -> Iterator
     if head.startswith(GZIP_MAGIC):
         blocks = _join_pieces(_gunzip(raw, block_bytes), block_bytes)
     elif head.startswith(ZSTD_MAGIC):
-        reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        blocks = _join_pieces(iter(partial(reader.read, block_bytes), b""), block_bytes)
+        blocks = _join_pieces(_read_zstd(raw, block_bytes), block_bytes)
     else:
         yield from iter(partial(raw.read, block_bytes), b"")
         return
@@ -161,6 +164,12 @@ def _join_pieces(pieces: Iterator[bytes], block_bytes: int) -> Iterator[bytes]:
             held, size = [], 0
     if held:
         yield b"".join(held)
+
+
+def _read_zstd(raw: io.BufferedReader, block_bytes: int) -> Iterator[bytes]:
+    """Yield the text of all zstd frames of `raw` in pieces of at most `block_bytes`; ends quietly where the data stops."""
+    with zstd.ZstdFile(raw) as text, suppress(EOFError):
+        yield from iter(partial(text.read1, block_bytes), b"")
 
 
 def _gunzip(raw: io.BufferedReader, block_bytes: int) -> Iterator[bytes]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -86,6 +87,17 @@ def test_every_pinned_version_fits_the_declared_range() -> None:
         pins.setdefault(canonicalize_name(item.name), []).append(pin.version)
     assert set(declared) <= set(pins), f"not pinned: {set(declared) - set(pins)}"
     assert all(item.specifier.contains(version) for name, item in declared.items() for version in pins[name])
+
+
+def test_the_conda_recipe_asks_for_what_the_project_asks_for() -> None:
+    from packaging.requirements import Requirement
+
+    recipe = yaml.safe_load((ROOT / "release" / "recipe.yaml").read_text(encoding="utf-8"))
+    declared = {item.name: str(item.specifier) for item in map(Requirement, CONFIG["project"]["dependencies"])}
+    asked = dict(text.split(" ", 1) for text in recipe["requirements"]["run"])
+    assert asked.pop("python") == CONFIG["project"]["requires-python"]
+    assert {name.removeprefix("python-"): bound for name, bound in asked.items()} == declared
+    assert recipe["context"]["version"] == CONFIG["project"]["version"]
 
 
 @pytest.fixture(scope="module")

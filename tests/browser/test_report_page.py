@@ -12,6 +12,7 @@ from browser.support import NARROW, SCHEMES, WIDE, Scheme, Seen, first_paint_ms,
 from rendered import render_html
 from report import sample
 
+from gpudiag.api import Report
 from gpudiag.diagnosis.loader import read_rules
 
 if TYPE_CHECKING:
@@ -334,4 +335,22 @@ def test_a_recorded_run(browser: Browser, axe: Path, tmp_path: Path) -> None:
         command = page.locator(".command code").first.text_content() or ""
         assert f"--from {made.bundle} -o {made.bundle} train.py ARGS" in command
         picture(page, "report demo", tmp_path)
+        assert seen.errors == []
+
+
+def test_the_page_in_a_notebook_sorts_and_follows_its_links(browser: Browser, tmp_path: Path) -> None:
+    cell = tmp_path / "cell.html"
+    cell.write_text(f"<!doctype html><meta charset='utf-8'>{Report(wholereport.report())._repr_html_()}", encoding="utf-8")
+    with opened(browser, cell) as seen:
+        seen.page.get_by_text("The whole report", exact=False).click()
+        frame = seen.page.frame_locator("iframe")
+        frame.locator("html[data-ready=yes]").wait_for()
+        assert frame.locator(".js-plotly-plot").count() > 1
+        titles = frame.locator("#ops thead th").all_text_contents()
+        first = frame.locator("#ops tbody tr").first
+        before = first.text_content()
+        frame.get_by_role("link", name="Ops", exact=True).click()
+        for _ in range(2):  # ascending, then descending
+            frame.locator("#ops thead").get_by_role("button", name=titles[0], exact=True).click()
+        assert first.text_content() != before
         assert seen.errors == []

@@ -82,7 +82,7 @@ def test_the_policy_allows_these_scripts_and_no_other(pages: dict[str, str], nam
 def test_size_and_plotly_only_where_there_is_a_figure(pages: dict[str, str]) -> None:
     assert len(pages["full"].encode()) < LARGEST
     assert len(pages["no device"].encode()) < 200_000
-    assert pages["full"].count("plotly.js v") == 1
+    assert pages["full"].count("plotly.js (cartesian") == 1
 
 
 def test_the_reason_stands_where_the_roofline_is_missing(pages: dict[str, str]) -> None:

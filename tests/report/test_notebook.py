@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import html
 import re
 from html.parser import HTMLParser
@@ -89,9 +91,19 @@ def test_bars_are_as_long_as_their_shares() -> None:
     assert 8 * 22.5 / 25 in [pytest.approx(width, abs=0.01) for width in widths]
 
 
+def test_the_page_is_folded_below_in_a_frame_that_reaches_nothing_outside() -> None:
+    report = api.Report(sample.hostile())
+    shown = report._repr_html_()
+    (frame,) = re.findall("<iframe ([^>]*)>", shown)
+    assert 'sandbox="allow-scripts"' in frame
+    (packed,) = re.findall(r"atob\('([^']+)'\)", html.unescape(frame))
+    assert gzip.decompress(base64.b64decode(packed)).decode() == report.html()
+    assert len(shown) < len(report.html()) / 2
+
+
 def test_a_report_object_shows_itself() -> None:
     report = api.Report(sample.report())
-    assert report._repr_html_() == render_notebook(report.data)
+    assert report._repr_html_().startswith(render_notebook(report.data))
 
     class Printer:
         def __init__(self) -> None:

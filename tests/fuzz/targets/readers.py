@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import zstandard
 from fuzz.documents import SHAPES
 from fuzz.targets.dice import Dice, broken, decisions
 from fuzz.targets.places import written
 from fuzz.targets.target import Target, refused
 
 from gpudiag.trace import trace_files
-from gpudiag.trace.decompression import GZIP_MAGIC, ZSTD_MAGIC, read_text_blocks
+from gpudiag.trace.decompression import GZIP_MAGIC, ZSTD_MAGIC, read_text_blocks, zstd
 from gpudiag.trace.events import EventDecoder, repair_event
 from gpudiag.trace.json_framing import CutShortError, Document, EventChunk, NotATraceError
 from gpudiag.trace.kineto import parse_header
@@ -80,7 +79,7 @@ def _texts() -> Iterator[bytes]:
 
 def _packed() -> Iterator[bytes]:
     for text in (SMALL, SMALL * 3):
-        yield from (gzip.compress(text, 1), zstandard.compress(text), gzip.compress(text, 1) * 2, text)
+        yield from (gzip.compress(text, 1), zstd.compress(text), gzip.compress(text, 1) * 2, text)
 
 
 def _files() -> Iterator[bytes]:

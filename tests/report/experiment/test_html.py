@@ -47,7 +47,7 @@ def test_the_policy_allows_these_scripts_and_no_other(pages: dict[str, str], nam
     (policy,) = [attributes["content"] or "" for tag, attributes in page.tags if attributes.get("http-equiv") == "Content-Security-Policy"]
     allowed = set(re.findall(r"'sha256-([^']+)'", policy))
     assert allowed == {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in code}
-    assert ("plotly.js v" in pages[name]) == (name != "nothing")
+    assert ("plotly.js (cartesian" in pages[name]) == (name != "nothing")
 
 
 def test_the_page_says_what_the_terminal_says(pages: dict[str, str]) -> None:
