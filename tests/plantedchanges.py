@@ -1,12 +1,11 @@
 """A training on the CPU, changes of its code that make it slower, and the cause that a comparison has to name first for each.
 
-`record(folder, edits)` writes the script with the edits and runs it in a process of its own, as a user would after an edit in place. What
-is compared holds no command, so that no change can be read from one. Each change is large beside the step: a busy machine hides small ones.
+`judge(name, folder)` writes the script as it is and with the change, runs both, each in a process of its own, and compares the recordings.
+These hold no command, so that no change can be read from one. Each change is large beside the step: a busy machine hides small ones.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -223,25 +222,29 @@ CHANGES: dict[str, Change] = {
 }  # fmt: skip
 
 
-def record(folder: Path, edits: tuple[Edit, ...], number: int = 1) -> Path:
-    """Record the script with these edits below `folder` and return the bundle; one that is there is not recorded again.
+def record(folders: tuple[Path, Path], edits: tuple[tuple[Edit, ...], tuple[Edit, ...]]) -> tuple[Path, Path]:
+    """Record the script with the first and with the second edits, at the same time: what else the machine does slows both alike.
 
-    `number`: another recording of the same. Scripts and commands are named alike: a comparison cannot tell changes by them.
+    Returns the bundles; where both are there, nothing is recorded.
     """
-    text = SCRIPT
-    for old, new in edits:
-        assert old in text, old
-        text = text.replace(old, new)
-    folder = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}-{number}"
-    if (folder / "bundle").is_dir():
-        return folder / "bundle"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "train.py").write_text(text)
+    bundles = (folders[0] / "bundle", folders[1] / "bundle")
+    if all(bundle.is_dir() for bundle in bundles):
+        return bundles
     environ = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    command = [sys.executable, "train.py"]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "bundle"
+    running = []
+    for folder, chosen in zip(folders, edits, strict=True):
+        text = SCRIPT
+        for old, new in chosen:
+            assert old in text, old
+            text = text.replace(old, new)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "train.py").write_text(text)
+        with open(folder / "output.txt", "w") as output:
+            command = [sys.executable, "train.py"]
+            running.append(subprocess.Popen(command, cwd=folder, env=environ, stdout=output, stderr=subprocess.STDOUT))
+    for folder, process in zip(folders, running, strict=True):
+        assert process.wait(900) == 0, (folder / "output.txt").read_text()
+    return bundles
 
 
 class Found(NamedTuple):
@@ -261,7 +264,8 @@ def judge(name: str, folder: Path, tries: int = 3) -> Found:
     """
     change = CHANGES[name]
     for number in range(1, tries + 1):
-        a, b = (record(folder, edits, number) for edits in (change.base, (*change.base, *change.edits)))
+        places = (folder / f"{name} a{number}", folder / f"{name} b{number}")
+        a, b = record(places, (change.base, (*change.base, *change.edits)))
         data = compare(a, b).data
         if data.verdict == "slower":
             break
