@@ -220,6 +220,7 @@ def test_two_recordings_are_compared(client: Client) -> None:
     assert "aten::bmm" in told
     assert "gone" in told
     assert "new" in told
+    assert "part of the difference" in told
 
 
 def test_names_of_a_recording_are_text_and_short(client: Client) -> None:
