@@ -57,7 +57,8 @@ def build_report_data(
     recorded = None
     if manifest is not None:
         machine = msgspec.structs.replace(manifest.machine, gpu_uuid=None)
-        recorded = Recorded(machine=machine, settings=manifest.settings, program=manifest.program)
+        program = msgspec.structs.replace(manifest.program, sources=None) if manifest.program else None  # of which `code` has what is named
+        recorded = Recorded(machine=machine, settings=manifest.settings, program=program)
     facts = facts or Facts(analysis)
     mfu, idle, history = _build_mfu(facts, notices), build_idle_rows(facts.window), facts.window.history
     lines, compilation = find_largest_lines(facts.window), build_compile_report(facts.window)

@@ -99,13 +99,14 @@ class Ranges(Hooks):
     backward_ended = optimizer_ended = _enter_phase(None)
 
 
-def make_standard_parts(*, telemetry_hz: float = DEFAULT_HZ, nvtx: bool = False, memory: bool = False) -> list[Hooks]:
+def make_standard_parts(*, telemetry_hz: float = DEFAULT_HZ, nvtx: bool = False, memory: bool = False, source: bool = True) -> list[Hooks]:
     """Return new parts for one session, in the order in which they hear of events.
 
-    `telemetry_hz`: samples of clocks, power and load per second (0: none); `nvtx`: ranges for Nsight; `memory`: what memory is used for.
+    `telemetry_hz`: samples of clocks, power and load per second (0: none); `nvtx`: ranges for Nsight; `memory`: what memory is used for;
+    `source`: reports may show lines of the program.
     Raises UsageError for what is no rate.
     """
-    always = [Phases(), Telemetry(telemetry_hz), Inventory(), KeptTensors(), CompileRecords()]
+    always = [Phases(), Telemetry(telemetry_hz), Inventory(source=source), KeptTensors(), CompileRecords()]
     return [*always, *([Ranges()] if nvtx else []), *([Memory()] if memory else [])]
 
 

@@ -85,6 +85,7 @@ def run(
     ] = None,
     fix: Annotated[list[str] | None, options.build_fix_option("Apply a fix")] = None,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="Emit NVTX ranges of steps and phases, for Nsight Systems.")] = False,
+    source: Annotated[bool, typer.Option("--source/--no-source", help="Show the lines of the program around what a finding names.")] = True,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Report on the recording when the script ends.")] = True,
     rules: Annotated[list[str] | None, options.RULES] = None,
     no_config: Annotated[bool, options.NO_CONFIG] = False,
@@ -107,7 +108,7 @@ def run(
     options: dict[str, OptionValue] = {
         "skip": skip, "warm": warm, "record": record, "sites": sites, "repeat": repeat, "wait": wait, "at_steps": tuple(at_step or ()),
         "on_signal": None if number is None else int(number), "on_slow": on_slow, "max_windows": max_windows,
-        "telemetry_hz": telemetry_hz, "memory": memory, "nvtx": nvtx,
+        "telemetry_hz": telemetry_hz, "memory": memory, "nvtx": nvtx, "source": source,
     }  # fmt: skip
     inject = None
     if fixes:
