@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz docs picture score field bench bench-causes bench-whatif bench-cpu bench-capture bench-experiments bench-live bench-pages bench-timeline sweep-pages soak kill bench-load release audit clean
+.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz docs picture score field bench bench-causes bench-whatif bench-cpu bench-devices bench-capture bench-experiments bench-live bench-pages bench-timeline sweep-pages soak kill bench-load release audit clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -98,6 +98,9 @@ bench-cpu: setup ## promises for CPUs (bf16, optimizers, attention, batch) again
 
 bench-ops: setup ## cost models, device table and bounds of fusing against measured times of single ops (needs ../shared/evidence; some 3 minutes)
 	@$(BIN)/python tests/benchmarks/bench_op_costs.py && $(BIN)/python tests/benchmarks/bench_fusing.py
+
+bench-devices: setup ## projections to another device against ops and models that were timed on several (needs ../shared; half a minute)
+	@$(BIN)/python tests/benchmarks/bench_device_projection.py
 
 bench-capture: setup ## step time bare, outside and inside a recorded window, and under torch.profiler alone; fails where a limit is missed
 	@$(BIN)/python tests/benchmarks/bench_capture.py

@@ -12,18 +12,21 @@ import polars as pl
 from gpudiag.analysis import analyse
 from gpudiag.devices import select_device_samples
 from gpudiag.errors import InputError, suggest_nearest
+from gpudiag.hardware.attained import find_named_device
 from gpudiag.inputs import resolve_input
 from gpudiag.model.notices import NOT_REPLAYED, format_notice
-from gpudiag.model.timeline import ReplayTrust, WhatIf
+from gpudiag.model.timeline import DeviceProjection, ReplayTrust, WhatIf
 from gpudiag.model.trace import TRACE_TABLES
 from gpudiag.report import exports, files
 from gpudiag.timeline.whatif.base import Setting, format_example
+from gpudiag.timeline.whatif.other_device import find_projection_obstacle, project_steps
 from gpudiag.timeline.whatif.registry import KINDS, parse_settings
-from gpudiag.timeline.whatif.study import build_study
+from gpudiag.timeline.whatif.study import WhatIfResults, build_study
 from gpudiag.trace.kineto import insert_events
 from gpudiag.trace.trace_files import is_nsys
 
 if TYPE_CHECKING:
+    from gpudiag.report.blocks import Document
     from gpudiag.units import Progress
 
 
@@ -69,13 +72,23 @@ class WhatIfs(msgspec.Struct, frozen=True):
     trust: ReplayTrust | None
     reason: str = ""
     schema_version: int = 1
+    projection: DeviceProjection | None = None
+    """The steps on another device, where one was asked for; `what_ifs` is then empty."""
 
     def __str__(self) -> str:
         """Return them as `gpudiag whatif` prints them."""
-        from gpudiag.report.idle_time import build_what_ifs_document
         from gpudiag.report.render_text import render_text
 
-        return render_text(build_what_ifs_document(self.what_ifs, self.trust, self.reason))
+        return render_text(self.build_document())
+
+    def build_document(self) -> Document:
+        """Return what `gpudiag whatif` prints."""
+        from gpudiag.report.idle_time import build_what_ifs_document
+        from gpudiag.report.other_device import build_projection_document
+
+        if self.projection is not None:
+            return build_projection_document(self.projection, self.trust)
+        return build_what_ifs_document(self.what_ifs, self.trust, self.reason)
 
 
 def list_what_ifs() -> pl.DataFrame:
@@ -84,21 +97,29 @@ def list_what_ifs() -> pl.DataFrame:
     return pl.DataFrame(rows, schema=["--set", "values", "what is assumed"], orient="row")
 
 
-def whatif(path: str, settings: Sequence[str] = (), *, rank: int | None = None, progress: Progress | None = None) -> WhatIfs:
+def whatif(
+    path: str, settings: Sequence[str] = (), *, device: str | None = None, rank: int | None = None, progress: Progress | None = None
+) -> WhatIfs:
     """Return the steps of `path` (trace, bundle or folder of ranks) with all `settings` at once, as `gpudiag whatif --set` takes them.
 
-    Without settings: every standard what-if that applies. Raises InputError where `path` cannot be read, a setting does not exist, has
-    a wrong value, or is about nothing that the steps hold.
+    Without settings: every standard what-if that applies. `device`: predict the steps, with the settings, on this device of the device
+    table ('H200', 'a100-pcie-80gb') instead. Raises InputError where `path` cannot be read, a device or a setting does not exist, a
+    setting has a wrong value, or is about nothing that the steps hold.
     """
-    chosen = parse_settings(settings)
+    chosen, target = parse_settings(settings), None if device is None else find_named_device(device)
     tell = progress or (lambda _: None)
     analysis = analyse(resolve_input(path, rank), tell)
     tell("replaying")
     study = build_study(analysis)
+    if target is not None and (obstacle := find_projection_obstacle(analysis, target.device)):
+        return WhatIfs(path, (), None, f"nothing can be predicted for the {target.device.name}: {obstacle}")
     if study is None:
         return WhatIfs(
             path, (), None, next((format_notice(notice) for notice in analysis.notices if notice.code in NOT_REPLAYED), NOTHING_TO_REPLAY)
         )
+    if target is not None:
+        plain = WhatIfResults(analysis).plain or study
+        return WhatIfs(path, (), analysis.replay, projection=project_steps(plain, analysis, target, chosen))
     return WhatIfs(path, (study.what_if(chosen),) if chosen else study.standard(), analysis.replay)
 
 

@@ -71,6 +71,15 @@ _SteadyMalloc = Annotated[
 ]
 _SharedOk = Annotated[bool, typer.Option("--shared-ok", help="Measure even if others use the GPU, or run experiments on this machine.")]
 _Wait = Annotated[bool, typer.Option("--wait", help="Wait until another experiment on this machine ends.")]
+_Patch = Annotated[
+    Path | None,
+    typer.Option(
+        "--patch",
+        metavar="FILE",
+        help="Write what is proved as a diff of the script to FILE, once the patched copy has run.",
+        show_default=False,
+    ),
+]
 _Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE; - for stdout.", show_default=False)
 ]
@@ -82,11 +91,13 @@ def ab(
     budget: _Budget = "", pairs: _Pairs = "4..12", min_effect: _MinEffect = "1%", parity: _Parity = True,
     parity_only: _ParityOnly = False, probe_only: _ProbeOnly = False, aa: _Aa = False, sandbox: _Sandbox = "auto",
     steady_malloc: _SteadyMalloc = False, shared_ok: _SharedOk = False, wait: _Wait = False,
-    json: _Json = None,
+    json: _Json = None, patch: _Patch = None,
 ) -> None:  # fmt: skip
     """Run A/B experiments on an unchanged script: which fixes make it faster, by how much, and do loss and gradients stay the same."""
     if json is not None and json != STDOUT:
         check_targets([json], "", (".json",))
+    if patch is not None:
+        check_targets([patch], "", (".diff", ".patch"))
     check_named("--from", [report] if report else [], "give a report.json, or a bundle")
     from gpudiag.experiment.ab import parse_seconds, run_experiment
     from gpudiag.experiment.design import SANDBOX_MODES
@@ -130,6 +141,10 @@ def ab(
             _try_report_result(error.result, error.result.bundle, json)
             raise
         _report_result(found, found.bundle, json)
+        if patch is not None:
+            from gpudiag.cli.apply import offer_patch
+
+            offer_patch(found, command, options, patch)
     raise typer.Exit(exit_code(found.data))
 
 

@@ -1,4 +1,4 @@
-"""What a shell offers for the word that is being typed: recordings, scripts, fixes, rules."""
+"""What a shell offers for the word that is being typed: recordings, scripts, fixes, rules, devices."""
 
 from __future__ import annotations
 
@@ -44,3 +44,12 @@ def complete_rule(incomplete: str) -> list[tuple[str, str]]:
     from gpudiag.diagnosis import load_rules
 
     return [(rule.id, rule.file.title) for rule in load_rules() if rule.id.startswith(incomplete)]
+
+
+def complete_device(incomplete: str) -> list[tuple[str, str]]:
+    """List the devices of the device table whose id begins with `incomplete`, or whose name holds it, with their names."""
+    from gpudiag.hardware.attained import list_device_names
+
+    begun = incomplete.lower()
+    devices = list_device_names()
+    return [each for each in devices if each[0].startswith(begun)] or [each for each in devices if begun in each[1].lower()]

@@ -26,6 +26,7 @@ from gpudiag.fixes.fix import Fix
 from gpudiag.fixes.knobs import KnobFix
 from gpudiag.fixes.registry import RegisteredFix, list_registered, restore_fix
 from gpudiag.model.experiment import Comparison, ExperimentData, FixCall, Outcome, Pair, Recipe, make_outcome
+from gpudiag.model.patch import PatchRun
 from gpudiag.report.experiment.results import find_proof
 from gpudiag.report.experiment.verdicts import is_proved
 from gpudiag.script_runner import Inject
@@ -136,10 +137,43 @@ class _FixRow(msgspec.Struct, omit_defaults=True):
     change: str = ""
 
 
-class _RecipeFile(msgspec.Struct):
+class RecipeFile(msgspec.Struct):
+    """What a recipe.toml holds."""
+
     schema: int
     command: list[str] = []
     fix: list[_FixRow] = []
+    proved: bool = False
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None
+    p: float | None = None
+    parity: str = ""
+    measured_with: dict[str, str] = {}
+    patch: PatchRun | None = None
+    """The run of the patched copy that `gpudiag ab --patch` has offered."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe as an experiment gives it."""
+        calls = tuple(FixCall(row.id, row.value) for row in self.fix)
+        return Recipe(fixes=calls, ratio=self.ratio, interval=self.interval, p=self.p, proved=self.proved)
+
+
+def format_patch_run(run: PatchRun) -> str:
+    """Return the table of recipe.toml that keeps what running a patched copy has shown: `gpudiag apply` need not run it again."""
+    rows = msgspec.to_builtins(msgspec.structs.replace(run, parity=msgspec.structs.replace(run.parity, reason="", settings_changed=())))
+    lines = [f"{name} = {_format_value(value)}" for name, value in rows.items() if value is not None]
+    return "\n".join(["", "[patch]", *lines]) + "\n"
+
+
+def _format_value(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_format_value(one)}" for name, one in value.items() if one is not None) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_format_value, value))}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _format_string(value) if isinstance(value, str) else repr(value)
 
 
 def format_recipe(data: ExperimentData, command: Iterable[str] = ()) -> str:
@@ -188,7 +222,7 @@ def read_recipe(path: str, command: Sequence[str] = ()) -> tuple[FixCall, ...]:
 
     Raises InputError for no recipe, or a fix that cannot be applied.
     """
-    found = _read_file(path)
+    found = read_recipe_file(path)
     for row in (row for row in found.fix if row.place):  # first: what turns knobs is taken back, with whatever was registered meanwhile
         if row.parity not in PARITY_CLASSES:
             raise InputError(f"{path}: fix {row.id}: parity {row.parity!r} is none", f"one of {', '.join(PARITY_CLASSES)}")
@@ -210,12 +244,13 @@ def read_recipe(path: str, command: Sequence[str] = ()) -> tuple[FixCall, ...]:
     return tuple(calls)
 
 
-def _read_file(path: str) -> _RecipeFile:
+def read_recipe_file(path: str) -> RecipeFile:
+    """Read a recipe.toml. Raises InputError for what is none."""
     target = Path(path)
     try:
         if target.stat().st_size > MAX_RECIPE_BYTES:
             raise InputError(f"{path}: larger than {MAX_RECIPE_BYTES // 1_000_000} MB, this is no recipe")
-        found = msgspec.convert(parse_toml(path, read_file(target, MAX_RECIPE_BYTES).decode("utf-8")), type=_RecipeFile)
+        found = msgspec.convert(parse_toml(path, read_file(target, MAX_RECIPE_BYTES).decode("utf-8")), type=RecipeFile)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", "give the recipe.toml that `gpudiag ab` wrote") from None
     except UnicodeDecodeError:

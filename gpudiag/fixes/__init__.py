@@ -56,8 +56,7 @@ def make_applier(call: FixCall) -> Applier:
     fix = find_fix(call.id)
     if call.id not in _APPLIER_BY_ID:
         hint = f"make the change in a copy of the script and compare that with --variant NAME=script:COPY.py: {fix.change}"
-        why = "the program's own loop decides what a batch or a micro-batch is, and when the optimizer steps"
-        raise InputError(f"{call.id} cannot be put into a running program: {why}", hint)
+        raise InputError(f"{call.id} cannot be put into a running program: {fix.by_hand}", hint)
     if call.value is not None and not fix.values:
         raise InputError(f"{call.id} takes no value, but was given {call.value!r}", f"write --fix {call.id}")
     return _APPLIER_BY_ID[call.id](call.value)

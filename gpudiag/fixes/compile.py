@@ -8,13 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from fnmatch import fnmatchcase
-from types import CodeType
-from typing import Any
+from types import CodeType, MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from gpudiag.capture.hooks import skip_frame
 from gpudiag.errors import InputError, suggest_nearest
-from gpudiag.fixes.fix import COMPILED, GRAPHED, Fix, NotAppliedError, Site
+from gpudiag.fixes.fix import COMPILED, GRAPHED, Fix, NoPlaceError, NotAppliedError, Site
 from gpudiag.fixes.forward_pass import RootFix, get_forward, get_module_name, list_tensors, set_forward, unwrap_module, wrap_forward
+from gpudiag.fixes.memory import find_blocks
+
+if TYPE_CHECKING:
+    from gpudiag.fixes.training_code import TrainingCode
 
 DYNAMO_WORK = ("graph", "graph break", "recompilation")
 
@@ -69,6 +73,7 @@ class CompileFix(RootFix):
 
     layer = COMPILED
     kind = "torch.compile"
+    frameworks = MappingProxyType({"transformers.TrainingArguments": "torch_compile=True"})
     mode: str | None = None
     pattern = ""
 
@@ -127,6 +132,33 @@ class CompileFix(RootFix):
         if not shown:
             raise NotAppliedError(f"torch.compile made no graph of {', '.join(one.name for one in self._compiled) or 'single layers'}")
         return "; ".join(shown)
+
+    def patch(self, code: TrainingCode) -> None:
+        """Compile the model in place, once it is complete: what holds it, and the names of its weights, stay as they are.
+
+        A class of torch's own, whose frames Dynamo skips, is wrapped instead, where the file does nothing with it but train.
+        """
+        refuse_compiling_code(code)
+        step = code.find_step()
+        place, name, made = code.find_model_place(step)
+        options = f'mode="{self.mode}"' if self.mode else ""
+        if not code.is_made_by_torch(made):
+            code.insert_after(place, f"{name}.compile({options})")
+            return
+        code.check_wrappable(step, place)
+        code.need_import("torch")
+        code.insert_after(place, f"{name} = torch.compile({', '.join(filter(None, (name, options)))})")
+
+
+def refuse_compiling_code(code: TrainingCode) -> None:
+    """Do nothing. Raises NoPlaceError where the file compiles already, or calls something else so."""
+    for call in code.calls:
+        if code.qualify(call.func) == "torch.compile" or (code.get_method(call) == "compile" and code.qualify(call.func) != "re.compile"):
+            raise NoPlaceError(f"the file has {code.render(call.func)}() already", code.line(call))
+    if code.defines("compile"):
+        raise NoPlaceError("a class of the file has a compile() of its own")
+    for call in code.find_calls("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"):
+        raise NoPlaceError("DataParallel makes replicas of the module in each step: use DistributedDataParallel", code.line(call))
 
 
 def refuse_compiled(module: Any) -> None:
@@ -240,6 +272,61 @@ class FuseRegion(CompileFix):
         super().describe_evidence()
         together = sum((one.counts for one in self._compiled), Counter[str]())
         return f"{len(self._compiled)} x {self.pattern}: {format_dynamo_counts(together)}"
+
+    def patch(self, code: TrainingCode) -> None:
+        """Compile each module at the path in place, once the model is complete."""
+        refuse_compiling_code(code)
+        place, name, _ = code.find_model_place(code.find_step())
+        indent, lines, holder = "", list[str](), name
+        for part in self.pattern.split("."):
+            if part == "*":
+                lines.append(f"{indent}for region in {holder}.children():" if not lines else "")
+                indent, holder = "    ", "region"
+            elif part.isdigit():
+                holder += f"[{part}]"
+            elif part.isidentifier():
+                holder += f".{part}"
+            else:
+                lines.append("")
+        if "" in lines:
+            raise NoPlaceError(f"the path {self.pattern} is no line of code", code.line(place[0].body[place[1]]))
+        code.insert_after(place, "\n".join([*lines, f"{indent}{holder}.compile()"]))
+
+
+class CompileBlocks(CompileFix):
+    """compile-blocks: torch.compile for the repeated blocks of a model, one by one.
+
+    Compiles the equal children of the outermost lists and sequences of each root: blocks of one class share what is compiled, so that the
+    start is as short as for one of them (https://docs.pytorch.org/tutorials/recipes/regional_compilation.html).
+    """
+
+    fix = Fix(
+        "compile-blocks", "Compile the repeated blocks", "rounding", "[block.compile() for block in model.layers]",
+        conflicts=("compile", "compile-reduce-overhead", "compile-max-autotune", "fuse-region"), verified=(),
+    )  # fmt: skip
+    pattern = "the repeated blocks"
+    frameworks = MappingProxyType({})
+
+    def change(self, module: Any) -> None:
+        refuse_compiled(module)
+        blocks = find_blocks(unwrap_module(module))
+        if not blocks:
+            raise NotAppliedError(f"{get_module_name(module)} has no list of equal blocks")
+        for block in blocks:
+            set_forward(block, self._compile(get_forward(block), get_module_name(block)))
+
+    def describe_evidence(self) -> str:
+        """Return what was compiled; blocks that share their graphs are counted with the first. Raises NotAppliedError where nothing was."""
+        super().describe_evidence()
+        together = sum((one.counts for one in self._compiled), Counter[str]())
+        return f"{len(self._compiled)} blocks: {format_dynamo_counts(together)}"
+
+    def patch(self, code: TrainingCode) -> None:
+        """Compile the blocks of the one list that the class of the model has, once the model is complete."""
+        refuse_compiling_code(code)
+        place, name, made = code.find_model_place(code.find_step())
+        blocks = code.find_block_list(made)
+        code.insert_after(place, f"for block in {name}.{blocks}:\n    block.compile()")
 
 
 class CudaGraphs(RootFix):

@@ -14,10 +14,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, MutableMapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from gpudiag.fixes.fix import Applier, Fix, NotAppliedError, Site, around, require_used_gpu
+from gpudiag.fixes.fix import Applier, Fix, NoPlaceError, NotAppliedError, Site, around, require_used_gpu
+
+if TYPE_CHECKING:
+    from gpudiag.fixes.training_code import TrainingCode
 
 
 class NonBlocking(Applier):
@@ -59,6 +62,14 @@ class NonBlocking(Applier):
         if not self._pinned:
             raise NotAppliedError(f"none of {self._copies} copies to the GPU comes from pinned memory: --fix pin-memory")
         raise NotAppliedError("the program's copies from pinned memory are non_blocking already")
+
+    def patch(self, code: TrainingCode) -> None:
+        """Have the copies of batches in the training loop not be waited for."""
+        copies = code.find_batch_copies()
+        if not copies:
+            raise NoPlaceError("no batch.to(device) or batch.cuda() stands in a training loop of this file")
+        for call in copies:
+            code.set_argument(call, "non_blocking", "True")
 
 
 def is_copy_to_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

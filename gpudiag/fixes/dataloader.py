@@ -14,17 +14,26 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import msgspec
 
 from gpudiag.cores import count_usable_cores
 from gpudiag.errors import InputError
-from gpudiag.fixes.fix import Applier, Fix, NotAppliedError, Site, around, parse_whole_number, wrap_arguments
+from gpudiag.fixes.fix import OWN_LOOP, Applier, Fix, NoPlaceError, NotAppliedError, Site, around, parse_whole_number, wrap_arguments
+
+if TYPE_CHECKING:
+    from gpudiag.fixes.training_code import TrainingCode
 
 _LOADER_DEFAULTS = dict[str, Any](num_workers=0, prefetch_factor=None, persistent_workers=False, pin_memory=False, batch_size=1)
 """Of torch.utils.data.DataLoader."""
+
+_WORKERS_PLACE, _PIN_PLACE = 5, 7
+"""Among the positional arguments of a DataLoader."""
+
+_TRAINING_ARGUMENTS = "transformers.TrainingArguments"
 
 TORCH_PREFETCH = 2
 """prefetch_factor of a loader with workers that was given none."""
@@ -157,6 +166,21 @@ class LoaderArgument(Applier):
         arguments[self.argument] = self.wanted
         return ""
 
+    def patch(self, code: TrainingCode) -> None:
+        """Give the loader of the training loop the argument, where its own is a plain value."""
+        made = code.find_training_loader()
+        given = code.find_argument(made, self.argument, _PIN_PLACE if self.argument == "pin_memory" else -1)
+        asked, value = code.read_literal(given.value if given else None), repr(self.wanted)
+        if asked == self.wanted:
+            raise NoPlaceError(self.already.format(self.wanted), code.line(made))
+        workers = code.find_argument(made, "num_workers", _WORKERS_PLACE)
+        if self.workerless and workers is not None and code.is_plain_name(workers.value) and code.render(workers.value) != "None":
+            count = code.render(workers.value)  # of a configuration: without workers none of it
+            value = f"{count} > 0" if self.wanted is True else f"{value} if {count} > 0 else None"
+        elif self.workerless and not code.read_literal(workers.value if workers else None):
+            raise NoPlaceError(self.workerless, code.line(made))
+        code.set_argument(made, self.argument, value, _PIN_PLACE if self.argument == "pin_memory" else -1)
+
     def evidence(self, site: Site) -> str:
         """Return the value in effect beside the one asked for, of loaders that were iterated. Raises NotAppliedError where none differs."""
         held = [(made, (made.now or {}).get(self.argument)) for made in find_loaders(site).iterated]
@@ -190,6 +214,7 @@ class LoaderWorkers(LoaderArgument):
         values="a number of processes; by default one for each core, four at most",
     )  # fmt: skip
     argument = "num_workers"
+    frameworks = MappingProxyType({_TRAINING_ARGUMENTS: "dataloader_num_workers=4"})
 
     def __init__(self, value: str | None = None) -> None:
         super().__init__(value)
@@ -210,6 +235,18 @@ class LoaderWorkers(LoaderArgument):
             for name in _WORKER_ARGUMENTS:
                 arguments.pop(name, None)
         return ""
+
+    def patch(self, code: TrainingCode) -> None:
+        """Set the number of workers of the loader of the training loop, where its own is written there."""
+        made = code.find_training_loader()
+        given = code.find_argument(made, "num_workers", _WORKERS_PLACE)
+        asked = code.read_literal(given.value if given else None, 0)
+        workers = max(asked, choose_workers()) if self._workers is None else self._workers
+        if workers == asked:
+            raise NoPlaceError(f"it has {asked} workers already", code.line(made))
+        if not workers and any(code.find_argument(made, name) for name in _WORKER_ARGUMENTS):
+            raise NoPlaceError("without workers other arguments have to go too", code.line(made))
+        code.set_argument(made, "num_workers", str(workers), _WORKERS_PLACE)
 
 
 def choose_workers() -> int:
@@ -304,6 +341,7 @@ class LoaderPrefetch(LoaderArgument):
         "loader-prefetch", "Prefetch more batches", "exact", "DataLoader(..., prefetch_factor=4)", values="batches a worker, 4 by default"
     )
     argument = "prefetch_factor"
+    frameworks = MappingProxyType({_TRAINING_ARGUMENTS: "dataloader_prefetch_factor=4"})
     workerless = "the loader has no workers to make batches ahead: --fix loader-workers"
     already = "prefetch_factor is {} already"
 
@@ -320,6 +358,7 @@ class PersistentWorkers(LoaderArgument):
 
     fix = Fix("persistent-workers", "Keep loader workers between epochs", "semantics", "DataLoader(..., persistent_workers=True)")
     argument = "persistent_workers"
+    frameworks = MappingProxyType({_TRAINING_ARGUMENTS: "dataloader_persistent_workers=True"})
     workerless = "the loader has no workers to keep: --fix loader-workers"
     already = "the program keeps its workers already"
 
@@ -332,6 +371,7 @@ class PinMemory(LoaderArgument):
 
     fix = Fix("pin-memory", "Pinned host memory", "exact", "DataLoader(..., pin_memory=True)  # or pinned tensors of your own", verified=())
     argument = "pin_memory"
+    frameworks = MappingProxyType({_TRAINING_ARGUMENTS: "dataloader_pin_memory=True"})
     needs_gpu = True
     already = "the program pins its batches already"
 
@@ -401,7 +441,15 @@ class BatchSize(LoaderArgument):
         raise NotAppliedError(f"the loader makes batches of {first.given['batch_size']}, but what it gives holds {held} samples")
 
 
-BATCH_REQUESTS = Fix("batch-requests", "More inputs at once", "rounding", "outputs = model(torch.cat(inputs))", injected=False)
+BATCH_REQUESTS = Fix(
+    "batch-requests", "More inputs at once", "rounding", "outputs = model(torch.cat(inputs))", injected=False, by_hand=OWN_LOOP
+)
+
+PREPROCESS_IN_DATASET = Fix(
+    "preprocess-in-dataset", "Preprocess in the Dataset", "semantics",
+    "class Rows(Dataset): ...  # its __getitem__, or collate_fn, does what the loop does to a batch, in worker processes",
+    injected=False, by_hand="which lines of the loop belong to a sample is known to its author alone",
+)  # fmt: skip
 
 
 def parse_batch_size(value: str | None) -> tuple[int | None, float]:

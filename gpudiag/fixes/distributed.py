@@ -6,10 +6,13 @@ accumulates gradients, and goes through a variant of the script.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpudiag.errors import InputError
-from gpudiag.fixes.fix import Applier, Fix, NotAppliedError, Site, wrap_arguments
+from gpudiag.fixes.fix import Applier, Fix, NoPlaceError, NotAppliedError, Site, wrap_arguments
+
+if TYPE_CHECKING:
+    from gpudiag.fixes.training_code import TrainingCode
 
 BUCKET_MIB = 100
 """Without a value: four times torch's default of 25 MiB. Fewer, larger collectives."""
@@ -76,6 +79,18 @@ class DdpOptions(Applier):
         if all(asked[name] == wanted for name, wanted in self._wanted.items()):
             raise NotAppliedError(f"the program asks for {_format_options(self._wanted)} already")
         return f"DistributedDataParallel holds {_format_options({name: held[name] for name in self._wanted})}"
+
+    def patch(self, code: TrainingCode) -> None:
+        """Give the one DistributedDataParallel of the file its options."""
+        made = code.find_calls("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
+        if len(made) != 1:
+            raise NoPlaceError(
+                f"{len(made)} calls of DistributedDataParallel stand in this file, not one", code.line(made[0]) if made else 0
+            )
+        for name, wanted in self._wanted.items():
+            given = code.find_argument(made[0], name)
+            if code.read_literal(given.value if given else None) != wanted:
+                code.set_argument(made[0], name, str(wanted))
 
 
 def _format_options(options: dict[str, Any]) -> str:

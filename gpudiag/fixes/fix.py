@@ -11,12 +11,15 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
 from gpudiag.capture.hooks import Patches, skip_frame
 from gpudiag.errors import InputError
+
+if TYPE_CHECKING:
+    from gpudiag.fixes.training_code import TrainingCode
 
 Parity = Literal["exact", "rounding", "low_precision", "semantics"]
 
@@ -37,9 +40,14 @@ class Fix(msgspec.Struct, frozen=True):
     """Device kinds on which an experiment has shown it to work: of a fix without "gpu" is said `not verified on a GPU`."""
     injected: bool = True
     """Whether `gpudiag ab --fix ID` can put it into a running program; else a copy of the script has to hold the change."""
+    by_hand: str = ""
+    """Why only a person can make it; '' of one that is injected."""
     needs_value: bool = False
     """Whether `--fix ID` is refused without a value."""
 
+
+OWN_LOOP = "the program's own loop decides what a batch or a micro-batch is, and when the optimizer steps"
+"""Why a fix of batches is left to the program."""
 
 INSIDE, COMPILED, GRAPHED, OUTSIDE = range(4)
 """Layers of a root's forward pass: weights and inner modules, what is compiled, what is captured as a graph, what goes round all of it
@@ -48,6 +56,15 @@ INSIDE, COMPILED, GRAPHED, OUTSIDE = range(4)
 
 class NotAppliedError(Exception):
     """The fix does not suit this program or machine, or left no trace. The message says why, in one line."""
+
+
+class NoPlaceError(Exception):
+    """The place of a change in the source of a script cannot be found for certain. The message says why; `line`: where to look, 0: not in
+    this file."""
+
+    def __init__(self, why: str, line: int = 0) -> None:
+        super().__init__(why)
+        self.line = line
 
 
 class Site:
@@ -104,6 +121,8 @@ class Applier(ABC):
     needs_gpu = False
     kind = ""
     """What fails alike in all fixes of this kind, where one of them crashes; '' for a fix of its own."""
+    frameworks: Mapping[str, str] = MappingProxyType({})
+    """Full name of a constructor of a framework -> the argument of it that makes the change: where a script calls it, a person is told."""
     slow_dtype = ""
     """A type that the fix computes in and this processor has no instructions for, once there is evidence."""
 
@@ -126,6 +145,13 @@ class Applier(ABC):
 
         Raises NotAppliedError where nothing shows it.
         """
+
+    def patch(self, code: TrainingCode) -> None:
+        """Make the change in the source of a script: by edits of `code`, which sees the file without them.
+
+        Raises NoPlaceError where the place, or what to write, is not certain: nothing is written then, and what to change is said.
+        """
+        raise NoPlaceError("where it belongs is for a person to say")
 
 
 _MAX_DIGITS = 18

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpudiag.errors import InputError, suggest_nearest
-from gpudiag.fixes.fix import OUTSIDE, Applier, Fix, NotAppliedError, Site, around
+from gpudiag.fixes.fix import OUTSIDE, Applier, Fix, NoPlaceError, NotAppliedError, Site, around
 from gpudiag.fixes.forward_pass import RootFix, find_device, get_module_name, unwrap_module, walk_graph_nodes, wrap_forward
+
+if TYPE_CHECKING:
+    from gpudiag.fixes.training_code import TrainingCode
 
 NHWC_LOOKS = 10
 """Forward passes whose inputs are counted."""
@@ -81,6 +84,24 @@ class ChannelsLast(RootFix):
             raise NotAppliedError("the program trains in channels-last itself")
         weights = f"{now} of {all_of_them} convolutions have channels-last weights, {self._converted} of them converted"
         return f"{weights}; {self._inputs} inputs converted in {min(self._looks, NHWC_LOOKS)} calls"
+
+    def patch(self, code: TrainingCode) -> None:
+        """Convert the model once it is complete, and the one input that it is called with."""
+        known = next((one for one in code.list_attributes() if one.attr.value == "channels_last"), None)
+        if known is not None:
+            raise NoPlaceError("the file speaks of channels_last already", code.line(known))
+        wrapped = code.find_calls("torch.nn.parallel.DistributedDataParallel")
+        if wrapped:
+            raise NoPlaceError("the model has to be converted before DistributedDataParallel wraps it", code.line(wrapped[0]))
+        step = code.find_step()
+        (call, *more), (place, name, _) = step.calls, code.find_model_place(step)
+        if more or len(call.args) != 1 or call.args[0].star or call.args[0].keyword is not None:
+            raise NoPlaceError(
+                "which inputs are images is not certain: the model takes several, or is called more than once", code.line(call)
+            )
+        code.need_import("torch")
+        code.insert_after(place, f"{name}.to(memory_format=torch.channels_last)")
+        code.append_call(call.args[0].value, "contiguous(memory_format=torch.channels_last)")
 
 
 def _is_nhwc(tensor: Any) -> bool:
@@ -170,6 +191,19 @@ class Sdpa(RootFix):
             raise NotAppliedError(f"no attention in the forward pass ran on the back-end {self.value}{seen}")
         return f"back-end {self.value}{seen}"
 
+    def patch(self, code: TrainingCode) -> None:
+        """Have the one model that asks for eager attention ask for sdpa."""
+        given = [
+            (call, arg)
+            for call in code.calls
+            for arg in call.args
+            if arg.keyword is not None and arg.keyword.value == "attn_implementation"
+        ]
+        if self.value is not None or len(given) != 1 or code.read_literal(given[0][1].value) != "eager":
+            why = 'no single attn_implementation="eager" stands in this file'
+            raise NoPlaceError("a preferred back-end goes round the loop" if self.value is not None else why)
+        code.set_argument(given[0][0], "attn_implementation", '"sdpa"')
+
 
 class CudnnBenchmark(RootFix):
     """cudnn-benchmark: cuDNN times its algorithms for each shape, and takes the fastest.
@@ -201,6 +235,22 @@ class CudnnBenchmark(RootFix):
         if not torch.backends.cudnn.enabled:
             raise NotAppliedError("the program has switched cuDNN off")
         return f"torch.backends.cudnn.benchmark is on (cuDNN {torch.backends.cudnn.version()})"
+
+    def patch(self, code: TrainingCode) -> None:
+        """Switch it on behind the imports, where the file says nothing of it and wants no determinism."""
+        own = next((one for one in code.list_attributes() if one.attr.value in ("benchmark", "deterministic")), None)
+        strict = code.find_calls("torch.use_deterministic_algorithms")
+        if own is not None or strict:
+            raise NoPlaceError("the file chooses benchmark or determinism itself", code.line(own or strict[0]))
+        code.need_import("torch")
+        code.insert_at_start("torch.backends.cudnn.benchmark = True")
+
+
+PAD_VOCABULARY = Fix(
+    "pad-vocabulary", "Pad the vocabulary to a multiple of 64", "semantics",
+    "vocabulary = -(-vocabulary // 64) * 64  # of the embedding and of the output layer; tokens stay as they are",
+    injected=False, by_hand="weights get rows that a checkpoint does not have",
+)  # fmt: skip
 
 
 class GeluTanh(Applier):

@@ -10,7 +10,7 @@ import msgspec
 
 from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.fixes.dataloader import BatchSize, parse_batch_size
-from gpudiag.fixes.fix import Applier, Fix, NotAppliedError, Site, parse_whole_number
+from gpudiag.fixes.fix import OWN_LOOP, Applier, Fix, NotAppliedError, Site, parse_whole_number
 
 Turn = Callable[[Any], Any]
 """Takes the value of a knob as it would be, and returns the one that it is to have."""
@@ -136,7 +136,7 @@ class AccumulationKnob(KnobFix):
 
     fix = Fix(
         "accumulation", "Gradient accumulation", "rounding", "loss = loss / n; step every n micro-batches",
-        values="a number of micro-batches, 2 by default; only gpudiag.ab(build) can apply it", injected=False,
+        values="a number of micro-batches, 2 by default; only gpudiag.ab(build) can apply it", injected=False, by_hand=OWN_LOOP,
     )  # fmt: skip
     knob = ACCUM
 

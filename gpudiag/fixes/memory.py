@@ -12,10 +12,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from gpudiag.fixes.fix import Applier, Fix, NotAppliedError, Site, require_used_gpu
+from gpudiag.fixes.fix import Applier, Fix, NoPlaceError, NotAppliedError, Site, around, parse_whole_number, require_used_gpu
 from gpudiag.fixes.forward_pass import RootFix, get_module_name, unwrap_module, wrap_forward
+
+if TYPE_CHECKING:
+    from gpudiag.fixes.training_code import TrainingCode
 
 _CHECKPOINT_SWITCHES = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
 """Of Hugging Face's models; the second is deprecated from transformers 5 on."""
@@ -34,6 +38,7 @@ class Checkpointing(RootFix):
 
     fix = Fix("checkpointing", "Activation checkpointing", "exact", "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)")
 
+    frameworks = MappingProxyType({"transformers.TrainingArguments": "gradient_checkpointing=True"})
     _switched: tuple[Any, ...] = ()
     _blocks: tuple[str, ...] = ()
     _normalised = False
@@ -51,7 +56,7 @@ class Checkpointing(RootFix):
                 raise NotAppliedError(str(error)) from None
             self._switched += (target,)
             return
-        blocks = _find_blocks(target)
+        blocks = find_blocks(target)
         if not blocks:
             raise NotAppliedError(f"{name} has no list of equal blocks: put torch.utils.checkpoint.checkpoint round its parts")
         self._checkpoint(blocks)
@@ -94,12 +99,22 @@ class Checkpointing(RootFix):
             raise NotAppliedError("the model says that it does not checkpoint")
         return f"{blocks} run again in the backward pass{twice}" if self._calls else f"{blocks} compiled with their checkpoints{twice}"
 
+    def patch(self, code: TrainingCode) -> None:
+        """Use the switch of a Hugging Face model; else checkpoint the blocks of the one list that the model's class goes through."""
+        place, name, made = code.find_model_place(code.find_step())
+        if made is not None and code.qualify(made.func).startswith("transformers."):
+            code.insert_after(place, f'{name}.gradient_checkpointing_enable(gradient_checkpointing_kwargs={{"use_reentrant": False}})')
+            return
+        call = code.find_block_call(made)
+        code.need_import("torch.utils.checkpoint")
+        code.put_in_call(call, "torch.utils.checkpoint.checkpoint", "use_reentrant=False")
+
 
 def _list_checkpointing(module: Any) -> list[str]:
     return [type(part).__name__ for part in module.modules() if getattr(part, _CHECKPOINT_FLAG, False) is True]
 
 
-def _find_blocks(module: Any) -> list[Any]:
+def find_blocks(module: Any) -> list[Any]:
     """Find the children of the outermost lists and sequences whose children are of one class, and train."""
     from torch import nn
 
@@ -107,7 +122,7 @@ def _find_blocks(module: Any) -> list[Any]:
     equal = len(children) > 1 and len({type(child) for child in children}) == 1 and any(True for _ in children[0].parameters())
     if equal and isinstance(module, (nn.ModuleList, nn.Sequential)):
         return children
-    return [block for child in children for block in _find_blocks(child)]
+    return [block for child in children for block in find_blocks(child)]
 
 
 ALLOC_CONF_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -188,6 +203,105 @@ class GcFreeze(Applier):
         if self._frozen <= 0 or not gc.get_freeze_count():
             raise NotAppliedError("no object is frozen: no model was called often enough, or the program thaws them itself")
         return f"{self._frozen:,} objects are frozen"
+
+    def patch(self, code: TrainingCode) -> None:
+        """Freeze what is there before the outermost training loop."""
+        loop = code.find_loops()[-1]
+        refuse_own_collection(code)
+        code.need_import("gc")
+        code.insert_before(code.find_places(loop)[0], "gc.collect()", "gc.freeze()")
+
+
+def refuse_own_collection(code: TrainingCode) -> None:
+    """Do nothing. Raises NoPlaceError where the file steers the collector itself."""
+    own = next((call for call in code.calls if code.qualify(call.func).startswith("gc.")), None)
+    if own is not None:
+        raise NoPlaceError(f"the file calls {code.render(own.func)}() itself", code.line(own))
+
+
+COLLECT_EVERY = 50
+"""Steps between two collections, without a value: as torchtitan's garbage collection (torchtitan/tools/utils.py)."""
+
+
+class GcSchedule(Applier):
+    """gc-schedule: Python's collector runs every `value` steps (50), and not in the middle of one whenever it likes.
+
+    Switches the automatic collection off when a model has been called for the third time, and collects at every n-th call from then on.
+    """
+
+    fix = Fix(
+        "gc-schedule", "Collect garbage at fixed steps", "exact", "gc.disable(); ...; gc.collect()  # every 50 steps",
+        values="steps between two collections, 50 by default",
+    )  # fmt: skip
+    _calls = _collected = 0
+
+    def __init__(self, value: str | None = None) -> None:
+        super().__init__(value)
+        self._every = parse_whole_number(self.id, value, least=2) or COLLECT_EVERY
+
+    def install(self, site: Site) -> None:
+        def count(forward: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            self._calls += 1
+            if self._calls == 3:
+                gc.disable()
+            if self._calls >= 3 and self._calls % self._every == 0:
+                gc.collect()
+                self._collected += 1
+            return forward(target, *args, **kwargs)
+
+        site.on_root(lambda module: wrap_forward(module, count))
+
+    def evidence(self, site: Site) -> str:
+        """Return that the automatic collection is off. Raises NotAppliedError where it is on."""
+        if self._calls < 3 or gc.isenabled():
+            raise NotAppliedError("the collector still runs by itself: no model was called often enough, or the program switches it on")
+        return f"the automatic collection is off; {self._collected} collections in {self._calls:,} calls of the model"
+
+    def patch(self, code: TrainingCode) -> None:
+        """Switch the automatic collection off before the outermost loop, and collect by the counter of the inmost one."""
+        loops = code.find_loops()
+        refuse_own_collection(code)
+        counter = code.find_counter(loops[0])
+        if counter is None or not code.steps_in(loops[0]):
+            raise NoPlaceError("the training loop has no counter of steps", code.line(loops[0]))
+        code.need_import("gc")
+        code.insert_before(code.find_places(loops[-1])[0], "gc.disable()")
+        code.insert_before(code.get_first_place(loops[0]), f"if {counter} % {self._every} == 0:\n    gc.collect()")
+
+
+class NoEmptyCache(Applier):
+    """no-empty-cache: memory of the GPU stays with torch's allocator.
+
+    Has torch.cuda.empty_cache() do nothing: each call returns memory to the driver, which waits for the device, and asks for it anew in the
+    next step (https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management).
+    """
+
+    fix = Fix("no-empty-cache", "Keep the allocator's memory", "exact", "# no torch.cuda.empty_cache() in the loop", verified=())
+    needs_gpu = True
+    _calls = 0
+
+    def install(self, site: Site) -> None:
+        import torch
+
+        def keep(original: Any) -> None:
+            self._calls += 1
+
+        site.patches.wrap(torch.cuda, "empty_cache", around(keep))
+
+    def evidence(self, site: Site) -> str:
+        """Return how many calls were left out. Raises NotAppliedError where there was none."""
+        if not self._calls:
+            raise NotAppliedError("the program never calls torch.cuda.empty_cache()")
+        return f"{self._calls} calls of torch.cuda.empty_cache() did nothing"
+
+    def patch(self, code: TrainingCode) -> None:
+        """Take the calls out of the loops round the backward pass."""
+        loops = code.find_loops()
+        calls = [call for call in code.find_calls("torch.cuda.empty_cache") if any(one in loops for one in code.list_ancestors(call))]
+        if not calls:
+            raise NoPlaceError("no torch.cuda.empty_cache() stands in the training loop of this file")
+        for call in calls:
+            code.remove_statement(call)
 
 
 MALLOC_KEPT_BYTES = 256 * 1024 * 1024

@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from gpudiag.fixes.fix import Applier, Fix, NotAppliedError, Site, around
+from gpudiag.fixes.fix import Applier, Fix, NoPlaceError, NotAppliedError, Site, around
+
+if TYPE_CHECKING:
+    from gpudiag.fixes.training_code import TrainingCode
 
 
 class _MadeOptimizer(msgspec.Struct):
@@ -33,6 +37,8 @@ class OptimizerFlag(Applier):
 
     flag = ""
     other = ""
+    kinds: ClassVar[tuple[str, ...]] = ()
+    """The classes of torch.optim whose constructors have the flag."""
 
     _made: tuple[_MadeOptimizer, ...] = ()
     _inside: tuple[Any, ...] = ()
@@ -55,6 +61,25 @@ class OptimizerFlag(Applier):
         if not shown:
             raise NotAppliedError(rest)
         return f"{self.flag}=True in all parameter groups of {shown}" + (f"; not in {rest}" if rest else "")
+
+    def patch(self, code: TrainingCode) -> None:
+        """Set the flag in each torch optimizer that the file makes, whatever a configuration says."""
+        made = code.find_calls(*(f"torch.optim.{kind}" for kind in self.kinds))
+        if not made:
+            raise NoPlaceError(f"no optimizer of torch.optim that has {self.flag} is made by its name in this file")
+        if len(made) > 1 and any(code.is_conditional(call) for call in made):
+            lines = ", ".join(str(code.line(call)) for call in made)
+            raise NoPlaceError(f"which of {len(made)} optimizers (lines {lines}) it trains with is not certain", code.line(made[0]))
+        changed = 0
+        for call in made:
+            flag, other = (code.find_argument(call, name) for name in (self.flag, self.other))
+            if not code.read_literal(flag.value if flag else None):
+                code.set_argument(call, self.flag, "True")
+                changed += 1
+            if code.read_literal(other.value if other else None):
+                code.set_argument(call, self.other, "None")
+        if not changed:
+            raise NoPlaceError(f"it is {self.flag} already", code.line(made[0]))
 
     # -- making -------------------------------------------------------------------------------------------------------
 
@@ -157,6 +182,8 @@ class FusedOptimizer(OptimizerFlag):
         conflicts=("foreach-optimizer",),
     )  # fmt: skip
     flag, other = "fused", "foreach"
+    kinds = ("Adam", "AdamW", "SGD", "Adagrad")
+    frameworks = MappingProxyType({"transformers.TrainingArguments": 'optim="adamw_torch_fused"'})
 
     def explain_unsuitable(self, tensors: list[Any], arguments: dict[str, Any]) -> str:
         """Return why these parameters have no fused step: torch would say so only in the first one, and end the program."""
@@ -183,6 +210,7 @@ class ForeachOptimizer(OptimizerFlag):
 
     fix = Fix("foreach-optimizer", "Multi-tensor optimizer step", "rounding", "torch.optim.AdamW(params, foreach=True)")
     flag, other = "foreach", "fused"
+    kinds = ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "Rprop", "Adamax", "Adadelta", "NAdam", "RAdam", "ASGD", "Adafactor")
 
     def explain_unchanged(self, asked: dict[str, Any], optimizer: Any) -> str:
         """Return how the program itself sees to it: by the flag, or by torch's default on a GPU."""
@@ -226,3 +254,13 @@ class ZeroGradNone(Applier):
         if self._calls:
             raise NotAppliedError("the program's zero_grad() drops gradients already")
         raise NotAppliedError("the program never calls zero_grad(); a loop of p.grad.zero_() can only be changed in its source")
+
+    def patch(self, code: TrainingCode) -> None:
+        """Change each call of zero_grad() that asks for zeros."""
+        asked = [call for call in code.calls if call.args and code.get_method(call) == "zero_grad"]
+        told = [(call, code.find_argument(call, "set_to_none", 0)) for call in asked]
+        zeroing = [call for call, given in told if given is not None and code.read_literal(given.value) is False]
+        if not zeroing:
+            raise NoPlaceError("no zero_grad(set_to_none=False) stands in this file: is it a loop of p.grad.zero_()?")
+        for call in zeroing:
+            code.set_argument(call, "set_to_none", "True", 0)

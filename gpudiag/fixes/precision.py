@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import MethodType
-from typing import Any
+from types import MappingProxyType, MethodType
+from typing import TYPE_CHECKING, Any
 
 from gpudiag.errors import InputError, suggest_nearest
-from gpudiag.fixes.fix import OUTSIDE, Applier, Fix, NotAppliedError, Site, around
+from gpudiag.fixes.fix import OUTSIDE, Applier, Fix, NoPlaceError, NotAppliedError, Site, around
 from gpudiag.fixes.forward_pass import (
     NO_ROOT,
     RootFix,
@@ -30,6 +30,9 @@ from gpudiag.fixes.forward_pass import (
 )
 from gpudiag.hardware.cpu import supports_dtype
 from gpudiag.model.experiment import NO_INSTRUCTIONS
+
+if TYPE_CHECKING:
+    from gpudiag.fixes.training_code import TrainingCode
 
 AUTOCAST_LOOKS = 3
 """Forward passes of a root whose graph is looked at: it costs a microsecond for each op."""
@@ -100,6 +103,24 @@ class Bf16(Autocast):
         conflicts=("fp16",),
     )  # fmt: skip
     dtype = "bfloat16"
+    frameworks = MappingProxyType(
+        {
+            "transformers.TrainingArguments": "bf16=True",
+            "accelerate.Accelerator": 'mixed_precision="bf16"',
+            **dict.fromkeys(("lightning.Trainer", "lightning.pytorch.Trainer", "pytorch_lightning.Trainer"), 'precision="bf16-mixed"'),
+        }
+    )
+
+    def patch(self, code: TrainingCode) -> None:
+        """Put forward pass and loss inside of autocast, and the backward pass behind it."""
+        for call in code.calls:
+            if code.qualify(call.func).rpartition(".")[2] in ("autocast", "GradScaler"):
+                raise NoPlaceError("the file has autocast or a GradScaler already", code.line(call))
+        step = code.find_step()
+        block, first, last = code.find_forward(step)
+        code.refuse_unknown_context(step)
+        code.need_import("torch")
+        code.put_inside(block, first, last, f"with torch.autocast({code.find_device_type(step)}, dtype=torch.bfloat16):")
 
 
 COUNTED_BACKWARDS = 10
@@ -337,6 +358,24 @@ class Tf32(Applier):
         overruled = f"; the program's own {', '.join(map(repr, dict.fromkeys(self._overruled)))} overruled" if self._overruled else ""
         devices = ", ".join(dict.fromkeys(device for _, device in self._roots))
         return f"float32 matrix products in {self._precision!r} precision on {devices}{overruled}"
+
+    def patch(self, code: TrainingCode) -> None:
+        """Set the precision behind the imports, or change the one call that sets it."""
+        flag = next((one for one in code.list_set_attributes() if one.attr.value in ("allow_tf32", "fp32_precision")), None)
+        if flag is not None:
+            raise NoPlaceError(f"the file sets {code.render(flag)} itself", code.line(flag))
+        setting = f'"{self._precision}"'
+        own = code.find_calls("torch.set_float32_matmul_precision")
+        if len(own) > 1:
+            raise NoPlaceError("the file sets the precision in several places", code.line(own[0]))
+        if not own:
+            code.need_import("torch")
+            code.insert_at_start(f"torch.set_float32_matmul_precision({setting})")
+            return
+        given = code.find_argument(own[0], "precision", 0)
+        if code.read_literal(given.value if given else None) != "highest":
+            raise NoPlaceError("the file sets another precision itself", code.line(own[0]))
+        code.set_argument(own[0], "precision", setting, 0)
 
 
 def _read_precision() -> str:

@@ -216,7 +216,7 @@ def _match_by_name(observed: ObservedDevice, name: DeviceName, table: Table) -> 
             exact = [other for other in table.devices if compare_evidence(other, observed).enough]
         if not exact:
             return _Choice(row)
-        best, others = _choose_best(exact)
+        best, others = choose_best(exact)
         recorded = f"{observed.sm_count} SMs recorded, {row.name} has {row.chip.sm_count}"
         notice = make_notice(NoticeCode.DEVICE_TAKEN_AS, recorded=name.label, device=best.name, reason=recorded)
         return _Choice(best, others, notice)
@@ -226,7 +226,7 @@ def _match_by_name(observed: ObservedDevice, name: DeviceName, table: Table) -> 
         return None
     exact = [row for row, evidence in line if False not in evidence]
     same_sms = [row for row, evidence in line if evidence.chip is not False and evidence.sms is not False]
-    best, others = _choose_best(exact or same_sms or rows)
+    best, others = choose_best(exact or same_sms or rows)
     reason = f"settled by {_format_reason(observed)}" if exact else "the nearest of its product line"
     notice = make_notice(NoticeCode.DEVICE_BY_FAMILY, recorded=name.label, device=best.name, reason=reason)
     return _Choice(best, others, notice)
@@ -240,14 +240,14 @@ def _match_by_evidence(observed: ObservedDevice, name: DeviceName, table: Table)
     rows = [row for row in table.devices if compare_evidence(row, observed).enough and name.vendor in (None, row.chip.vendor)]
     if not rows or len({row.chip.architecture for row in rows}) > 1:
         return None
-    best, others = _choose_best(rows)
+    best, others = choose_best(rows)
     why = " contradicts what is recorded" if misnamed else " does not name a product" if name.text else ""
     reason = _format_reason(observed)
     notice = make_notice(NoticeCode.DEVICE_BY_EVIDENCE, recorded=name.label, why=why, device=best.name, reason=reason)
     return _Choice(best, others, notice)
 
 
-def _choose_best(rows: Sequence[Row]) -> tuple[Row, tuple[Row, ...]]:
+def choose_best(rows: Sequence[Row]) -> tuple[Row, tuple[Row, ...]]:
     """Return the row to take among those that fit alike, and the others: best known first, then the higher roof.
 
     The higher roof never shows an efficiency above 100 % for a device that has the lower one.

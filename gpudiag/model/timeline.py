@@ -133,6 +133,79 @@ class WhatIf(msgspec.Struct, frozen=True):
     """What a table calls it, '' where it is none of the standard ones."""
 
 
+ProjectedKind = Literal["products", "memory", "short", "unmodelled", "communication", "copies"]
+PROJECTED_KINDS: tuple[ProjectedKind, ...] = ("products", "memory", "short", "unmodelled", "communication", "copies")
+"""Kinds of work that projections to another device tell apart. products: matrix products, convolutions, attention; memory: all else with a
+cost; short: kernels that are mostly latency; unmodelled: no cost or no peak is known."""
+
+
+class ProjectionError(msgspec.Struct, frozen=True):
+    """How far projections of one kind of work were from what was measured on real pairs of devices."""
+
+    ops: int
+    median_share: float
+    """|projected - measured| / measured, the median."""
+    low: float
+    """Measured over projected time: 80 % of the ops lie between low and high."""
+    high: float
+
+
+class ProjectedWork(msgspec.Struct, frozen=True):
+    """Work of one kind in a step, in ns: as recorded, as projected, and between which times by the measured error."""
+
+    kind: ProjectedKind
+    now_ns: float
+    then_ns: float
+    low_ns: float
+    high_ns: float
+    error: ProjectionError | None = None
+    """None: not measured. The time then lies between the recorded one and those that each ratio of the two devices gives."""
+
+
+class DeviceProjection(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps of a recording on another device: a prediction, no bound. Host time, launches and waits are kept as recorded."""
+
+    source: str
+    """Device that recorded, by its name in the device table."""
+    target: str
+    target_id: str
+    """Row of the device table."""
+    step_ns: float
+    then_ns: float
+    low_ns: float
+    high_ns: float
+    """The step with all work at its low, and at its high time, and the error of the replay on top."""
+    works: tuple[ProjectedWork, ...]
+    measured_on: str
+    """The devices and ops that the errors were measured on, in words: pairs of one maker, or of two, as source and target are."""
+    unmeasured: tuple[str, ...] = ()
+    """Which of the two are of a compute capability that was not among the measured ones."""
+    no_link: bool = False
+    """Whether the GPUs of the other device have no link of their own: collectives go over PCIe."""
+    without_profiler: bool = False
+    """Whether the host is taken at its pace without the profiler."""
+    settings: tuple[str, ...] = ()
+    """What-ifs that are applied too, on the other device."""
+    samples: float = 1.0
+    """Samples of its step over those of the recorded one."""
+    engines: dict[str, str | None] = {}
+    """Engine of the recorded matrix work -> the engine that does it on the other device, where it is another one; None: there is none."""
+    kept: tuple[ProjectedKind, ...] = ()
+    """Work that keeps its time, for a link of one of the two is not known."""
+    peak_bytes: int | None = None
+    """Of allocated memory in the recording; None: not recorded."""
+    memory_bytes: int | None = None
+    """Of the other device."""
+    verified: bool = True
+    """Whether the peaks of the other device are those of a data sheet."""
+    gains_tf32: bool = False
+    """Whether its fp32 products may run in TF32 there, which the recorded device does not have: faster, and not projected."""
+    other_boards: tuple[str, ...] = ()
+    """Ids of other boards that the name may have meant."""
+    remarks: tuple[str, ...] = ()
+    """What the device table remarks on the other device, such as the power that holds its clocks down."""
+
+
 class QueueStats(msgspec.Struct, frozen=True):
     """How far the host runs ahead of the device in the analysed steps. Null where launches were not recorded."""
 

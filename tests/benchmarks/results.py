@@ -18,6 +18,7 @@ from peers import BASELINE_PER_FLOOR, HTA, LENS
 HERE = Path(__file__).parent
 
 OPS_HEADING, FUSING_HEADING = "## Measured times of single ops", "## What fusing gave against its upper bound"
+DEVICES_HEADING = "## Projection from one device to another"
 CPU_HEADING = "## Promises on a CPU against measured pairs"
 
 FLOOR, READ, REPORT, AGAIN = "floor", "trace.read", "gpudiag report", "second open"
@@ -168,7 +169,7 @@ def replace_section(text: str, heading: str, section: str) -> str:
 
 def keep_sections(text: str, old: str) -> str:
     """Return the new page `text` with the sections that other benchmarks wrote into the `old` one."""
-    for heading in (OPS_HEADING, FUSING_HEADING, CPU_HEADING):
+    for heading in (OPS_HEADING, FUSING_HEADING, DEVICES_HEADING, CPU_HEADING):
         text = replace_section(text, heading, split_section(old, heading)[1])
     return text
 

@@ -9,11 +9,63 @@ import handmade as h
 import pytest
 
 import gpudiag
+from gpudiag.cli.completion import complete_device
 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     return h.write(tmp_path / "trace.json", *h.PRODUCTS)
+
+
+@pytest.fixture
+def on_a100(tmp_path: Path) -> Path:
+    return h.write(tmp_path / "a100.json", *h.PRODUCTS, deviceProperties=[h.A100_PROPERTIES])
+
+
+def test_another_device_is_predicted_with_its_interval_and_its_limits(command, on_a100: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    result = command("whatif", on_a100, "--device", "H200", "--json", target)
+    assert result.code == 0, result.err
+    for told in ("A100 SXM4 80 GB", "H200 SXM", "A prediction, no bound", "Measured on", "What it cannot know"):
+        assert told in result.out
+    found = json.loads(target.read_text())["projection"]
+    assert found["target_id"] == "h200-sxm"
+    assert 0 < found["low_ns"] <= found["then_ns"] <= found["high_ns"]
+    assert str(gpudiag.whatif(str(on_a100), device="H200")).strip() == result.out.strip()
+
+
+def test_shells_complete_devices_by_id_and_by_name() -> None:
+    assert ("h200-sxm", "H200 SXM") in complete_device("h200")
+    assert "rtx-3090" in {row for row, _ in complete_device("RTX 3090")}
+
+
+def test_settings_hold_on_the_other_device_too(on_a100: Path) -> None:
+    found = [gpudiag.whatif(str(on_a100), settings, device="H200").projection for settings in ((), ("host=0.5",))]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[1].then_ns < found[0].then_ns
+
+
+def test_what_cannot_be_predicted_is_one_line(command, on_a100: Path, tmp_path: Path) -> None:
+    products = [h.op("aten::mm", start + 10, start + 60, [[64, 64], [64, 64]]) for start in (0, 100, 200)]
+    nameless = h.write(tmp_path / "nameless.json", *h.PRODUCTS)
+    on_cpu = h.write(tmp_path / "cpu.json", *h.steps(0, 100, 200, 300), *products)
+    shapeless = [
+        *h.steps(0, 100, 200),
+        *(event for k in (0, 1) for event in (h.call(100 * k + 5, k + 1), h.kernel(100 * k + 10, 100 * k + 60, k + 1))),
+    ]
+    unknown = h.write(tmp_path / "unknown.json", *shapeless, deviceProperties=[h.A100_PROPERTIES])
+    for path, device, why in (
+        (on_a100, "a100-sxm4-80gb", "recorded on that device"),
+        (nameless, "H200", "peaks of the device that recorded"),
+        (on_cpu, "H200", "on a CPU"),
+        (unknown, "H200", "neither FLOPs nor bytes are known"),
+    ):
+        result = command("whatif", path, "--device", device)
+        assert result.code == 0, result.err
+        assert why in " ".join(result.out.split())
+        assert result.out.startswith("No what-ifs: nothing can be predicted for the ")
+        assert len(result.out.strip().splitlines()) <= 2
 
 
 def test_the_table_goes_to_stdout_and_the_whole_result_to_json(command, trace: Path, tmp_path: Path) -> None:
@@ -79,6 +131,7 @@ def test_no_replay_is_said_and_is_no_failure(command, tmp_path: Path) -> None:
         (("whatif", "TRACE", "--set", "loader=0"), "does not apply"),
         (("whatif", "TRACE", "--set", "launch=0", "--set", "launch=0.5"), "launch is given more than once"),
         (("whatif", "TRACE", "--json", "x.txt"), "the format is not known"),
+        (("whatif", "TRACE", "--device", "MI30X"), "did you mean 'MI300X'?"),
         (("whatif", ""), "PATH is empty"),
         (("whatif", "missing.json"), "does not exist"),
         (("export", "perfetto", "TRACE", "-o", "TRACE"), "will not overwrite"),

@@ -239,3 +239,15 @@ def test_with_code_generation(fix: str, monkeypatch: pytest.MonkeyPatch) -> None
         shown = evidence()
     assert shown.found.startswith("Sequential: 1 graph, 0 graph breaks"), shown
     torch.testing.assert_close(loss, plain)
+
+
+def test_repeated_blocks_are_compiled_one_by_one() -> None:
+    model = Model(breaks=True)
+    with applied("compile-blocks") as evidence:
+        train(model)
+        found = evidence().found or ""  # graphs are shared: two, as the input of the first block needs no gradient; the break lies outside
+        assert found.startswith("3 blocks: ")
+        assert "0 graph breaks" in found
+    with applied("compile-blocks") as evidence:
+        train(nn.Linear(8, 1))
+        assert evidence().reason == "Linear has no list of equal blocks"

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from gpudiag.fixes.fix import NotAppliedError
-from gpudiag.fixes.memory import AllocConf, Malloc, build_alloc_conf
+from gpudiag.capture.hooks import Patches
+from gpudiag.fixes.fix import NotAppliedError, Site
+from gpudiag.fixes.memory import AllocConf, Malloc, NoEmptyCache, build_alloc_conf
 
 _GLIBC = "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {})
 
@@ -74,3 +75,19 @@ def test_an_option_that_is_set_already_is_no_change(monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv(name, value)
     with pytest.raises(NotAppliedError, match="is started with expandable_segments:True already"):
         AllocConf().install(None)  # type: ignore[arg-type]
+
+
+def test_calls_that_give_memory_back_to_the_driver_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    calls: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
+    patches, fix = Patches(), NoEmptyCache()
+    site = Site(patches)
+    fix.install(site)
+    with pytest.raises(NotAppliedError, match="never calls"):
+        fix.evidence(site)
+    torch.cuda.empty_cache()
+    assert fix.evidence(site).startswith("1 calls")
+    patches.restore()
+    torch.cuda.empty_cache()
+    assert calls == [1]

@@ -112,6 +112,26 @@ class Study:
         """Return the share of the time that is saved with row k of `kernels` taking new_ns[k] ns (NaN: as it is)."""
         return self._share([set_kernel_times(graph, read_times(graph), new_ns, self.context.busy_ns) for graph in self.graphs])
 
+    def scale_kernels(
+        self, factor: Floats, groups: npt.NDArray[np.int64], count: int, settings: Sequence[Setting] = ()
+    ) -> tuple[float, Floats]:
+        """Return the mean time of a step in ns after `settings`, with row k of `kernels` taking factor[k] times as long.
+
+        Beside it the time of the kernels of each of `count` groups in a step, row k of `kernels` being of groups[k].
+        """
+        by_row = np.append(factor, 1.0)  # the last: nodes that are no kernel
+        changed, sums = [], []
+        for graph, times in zip(self.graphs, self._apply(self.graphs, settings), strict=True):
+            held = np.rint(times.duration_ns * by_row[graph.kernel]).astype(np.int64)
+            changed.append(replay_changed_step(graph, msgspec.structs.replace(times, duration_ns=held)))
+            own = (graph.kernel >= 0) & (np.arange(graph.kind.size) > graph.carried)
+            sums.append(np.bincount(groups[graph.kernel[own]], held[own], minlength=count) / graph.step_count)
+        return float(np.average(changed, weights=self.weights)), np.average(sums, axis=0, weights=self.weights)
+
+    def count_samples(self, settings: Sequence[Setting]) -> float:
+        """Return how many times the samples of the recorded step a step has after `settings`."""
+        return self._apply(self.graphs, settings)[0].samples
+
     def share_without_syncs(self, launches: npt.NDArray[np.int64]) -> float | None:
         """Return the share of the time saved where these rows of `launches` do not wait; None where the steps hold none that does."""
         changed = [
