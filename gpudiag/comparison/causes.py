@@ -193,7 +193,7 @@ def _classify_amounts(a: AlignedOp, b: AlignedOp, matched: str) -> str:
         return "more_work" if work > 0 else "less_work"
     if calls or work:
         return "more_calls" if (calls or work or 0.0) > 0 else "fewer_calls"
-    if work is None:
+    if work is None and not (matched == "exact" and a.keys[0].signature):  # with the same shapes it is the same, modelled or not
         other = matched != "exact" and {key.signature for key in a.keys} != {key.signature for key in b.keys}
         return "other_shapes" if other else "unknown_work"
     return ""

@@ -73,16 +73,15 @@ def format_main_cause(found: StepComparison) -> str:
         return ""
     if why.same_program is False:
         return ""
-    rest = next((cause for cause in why.causes if cause.kind == "rest"), None)
-    if rest is not None and abs(rest.delta_ns) > abs(why.difference_ns) / 2 and rest.delta_ns * why.difference_ns > 0:
+    main, rest = find_main_cause(why), next((abs(cause.share or 0.0) for cause in why.causes if cause.kind == "rest"), 0.0)
+    if why.profiled_ns * why.difference_ns <= 0 or abs(why.profiled_ns) < abs(why.difference_ns) / 2:
         return "the profiled steps do not show most of it"
-    main = find_main_cause(why)
     if main is None:
         return "no single part of the step changed by more than its noise"
-    share, less = main.share or 0.0, why.difference_ns < 0
-    amount = format_ns(abs(main.delta_ns))
-    if share <= _NEARLY_ALL:
-        said = f"{amount} of it is {name_cause(main, found)}"
+    amount, less = format_ns(abs(main.delta_ns)), why.difference_ns < 0
+    whole = "it" if rest < _ANOTHER else f"the {format_ns(abs(why.profiled_ns))} by which the profiled steps differ"
+    if abs(main.delta_ns) <= _NEARLY_ALL * abs(why.difference_ns if rest < _ANOTHER else why.profiled_ns):
+        said = f"{amount} of {whole} is {name_cause(main, found)}"
     else:
         word, back = ("less", "take") if less else ("more", "give")
         said = f"{amount} {word} by {name_cause(main, found)}, some of which other parts {back} back"
@@ -93,7 +92,10 @@ def format_main_cause(found: StepComparison) -> str:
 
 
 _NEARLY_ALL = 1.05
-"""Share of the difference up to which a cause is a part of it: intervals are wider than that."""
+"""Share of a difference up to which a cause is a part of it: intervals are wider than that."""
+
+_ANOTHER = 0.2
+"""Share of the difference that the profiled steps lack, or have beyond it, from which their own difference is told."""
 
 
 def format_unlike(found: StepComparison) -> str:
