@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz docs picture score field bench bench-whatif bench-cpu bench-devices bench-capture bench-experiments bench-live bench-pages bench-timeline sweep-pages soak kill bench-load release audit clean
+.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz docs picture score field bench bench-causes bench-whatif bench-cpu bench-devices bench-capture bench-experiments bench-live bench-pages bench-timeline sweep-pages soak kill bench-load release audit clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -86,6 +86,9 @@ field: setup ## score gpudiag on trainings of other packages, in an environment 
 
 bench: setup ## traces of 0.1 to 1 GB against a floor and peers, and 1 to 512 ranks; writes tests/benchmarks/RESULTS.md (some 15 minutes)
 	@$(BIN)/python tests/benchmarks/bench_report.py --peers --ranks $(ARGS)
+
+bench-causes: setup ## changes planted in a training on this CPU against the cause that compare names first (some 20 minutes)
+	@$(BIN)/python tests/benchmarks/bench_compare_causes.py $(ARGS)
 
 bench-whatif: setup ## planted causes of slow steps against the what-ifs that name them
 	@$(BIN)/python tests/benchmarks/bench_planted_pairs.py

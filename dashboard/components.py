@@ -177,13 +177,13 @@ def find_address(link: Link, view: View) -> str:
 
 def build_table(
     table: Table, view: View, *, sorts: Mapping[str, tuple[str, str]] | None = None, css: str = "",
-    lead: tuple[str, Sequence[Child]] | None = None, whole: bool = False, key: str | None = None,
+    lead: tuple[str, Sequence[Child]] | None = None, whole: bool = False, unfold: Sequence[tuple[str, bool]] = (),
 ) -> Component:  # fmt: skip
     """Return a table in a region that scrolls sideways where it is too wide; the first cell of a row heads it.
 
     `sorts`: title -> the address that sorts by it, and 'ascending' or 'descending' where it is sorted so; `lead`: a column before all
-    others, its title and what stands in each row; `whole`: the page scrolls, not the table, and its head stays in sight; `key`: with
-    another one the browser makes the table anew, whose rows may have been folded by hand.
+    others, its title and what stands in each row; `whole`: the page scrolls, not the table, and its head stays in sight; `unfold`: of a
+    tree for each row the address that shows or hides its parts ('' for none), and whether they are shown.
     """
     kept = [
         k for k, column in enumerate(table.columns)
@@ -195,7 +195,7 @@ def build_table(
         label: Child = build_link(column.title, href, title=f"Sort by {column.title}") if href else column.title
         sort = {"aria-sort": order} if order else {}
         heads.append(html.Th(label, scope="col", title=column.help or None, className="number" if column.numeric else None, **sort))
-    body, deep = [], any(row.depth for row in table.rows)
+    body = []
     for place, row in enumerate(table.rows):
         cells: list[Component] = []
         for k in kept:
@@ -204,32 +204,28 @@ def build_table(
             if table.columns[k].kind == "bar":
                 inside = [_build_gain_bar(row.cells[k].value)]
             css_class = "number" if table.columns[k].numeric else "place" if row.level == "part" else None
-            if not cells and deep:
-                inside = _build_branch(inside, row)
+            if not cells and unfold:
+                inside = _build_branch(inside, row, *unfold[place])
             cells.append(html.Td(inside, className=css_class) if cells else html.Th(inside, className=css_class, scope="row"))
         before = [html.Td(lead[1][place], className="lead-cell")] if lead else []
-        fold = {"data-depth": str(row.depth), "hidden": row.depth > UNFOLDED} if deep else {}
-        body.append(html.Tr([*before, *cells], className=row.level or None, **fold))
+        body.append(html.Tr([*before, *cells], className=row.level or None))
     if lead:
         heads.insert(0, html.Th(html.Span(lead[0], className="lead-title"), scope="col"))
     parts = [html.Caption(table.caption, className="hidden"), html.Thead(html.Tr(heads)), html.Tbody(body)]
-    made = html.Table(parts, className=f"data {css}".strip(), **({"key": key} if key else {}))
+    made = html.Table(parts, className=f"data {css}".strip())
     return html.Div(made, className="scroll page-scroll" if whole else "scroll", tabIndex=0, role="region", **{"aria-label": table.caption})
 
 
-UNFOLDED = 2
-"""Levels below the first that a tree shows at first."""
-
-
-def _build_branch(inside: list[Child], row: Row) -> list[Child]:
-    """Return a cell of a tree as deep as its row stands, with the button that folds what is below; the script of all pages follows it."""
-    button: Child = html.Span(className="leaf")
-    if row.opens:
-        name = clean_text(row.cells[0].text, 120)
-        button = html.Button(
-            "", className="fold", type="button", **{"aria-expanded": str(row.depth < UNFOLDED).lower(), "aria-label": f"parts of {name}"}
+def _build_branch(inside: list[Child], row: Row, href: str, shown: bool) -> list[Child]:
+    """Return a cell of a tree as deep as its row stands, with the link that shows or hides what is below."""
+    sign: Child = html.Span(className="leaf")
+    if href:
+        said = f"{'hide' if shown else 'show'} the parts of {clean_text(row.cells[0].text, 120)}"
+        arrow = html.Span(
+            "\N{BLACK DOWN-POINTING SMALL TRIANGLE}" if shown else "\N{BLACK RIGHT-POINTING SMALL TRIANGLE}", **{"aria-hidden": "true"}
         )
-    return [html.Div([button, html.Div(inside)], className="branch", style={"paddingLeft": f"{min(row.depth, 12) * 1.1:.1f}rem"})]
+        sign = build_link([arrow, html.Span(said, className="hidden")], href, css="fold", title=said)
+    return [html.Div([sign, html.Div(inside)], className="branch", style={"paddingLeft": f"{min(row.depth, 12) * 1.1:.1f}rem"})]
 
 
 def _build_gain_bar(share: float | None) -> Component:
@@ -362,16 +358,21 @@ def _build_finding(block: blocks.FindingCard, view: View) -> list[Child]:
         code = html.Code(clean_text(place))
         places.append(html.Li(build_link(code, find_address(link, view)) if link else code))
     confidence = html.Span(f" Confidence: {block.confidence}.", className="quiet")
-    left = [
-        *([html.H3("Where"), html.Ul(places, className="plain")] if places else []),
+    bound = [
         html.H3("Upper bound"),
         *([html.P(clean_text(block.figure), className="bound")] if block.figure else []),
         *([_build_gain_bar(block.share)] if block.share is not None else []),
         html.P([clean_long_text(block.gain), confidence], className="small"),
+    ]
+    beside = bool(block.code and block.fixes)  # code is as high as both
+    left = [
+        *([html.H3("Where"), html.Ul(places, className="plain")] if places else []),
+        *_build_excerpts(block.code),
+        *([] if beside else bound),
         html.Div([build_link(clean_text(label, 200), href) for label, href in block.links], className="links"),
     ]
     first, *others = [_build_fix(fix) for fix in block.fixes] or [[]]
-    right = [html.H3("Change, and how to test it"), *first] if first else []
+    right = [*(bound if beside else []), html.H3("Change, and how to test it"), *first] if first else []
     if others:
         more = html.Summary(f"{len(others)} other {pluralize(len(others), 'change')}")
         right.append(html.Details([more, *(part for fix in others for part in fix)]))
@@ -399,10 +400,39 @@ def _build_finding(block: blocks.FindingCard, view: View) -> list[Child]:
     return [html.Article(inside, className=f"card {block.severity}", id=f"finding-{rule}", tabIndex=-1)]
 
 
+def _build_excerpts(code: Sequence[blocks.Excerpt]) -> list[Component]:
+    """Return the lines of the first place, and folded those of the others."""
+    made = [_build_excerpt(one) for one in code]
+    if len(made) < 2:
+        return [part for parts in made for part in parts]
+    title = f"Code of the other {pluralize(len(made) - 1, 'place')}"
+    return [*made[0], html.Details([html.Summary(title), *(part for parts in made[1:] for part in parts)])]
+
+
+def _build_excerpt(block: blocks.Excerpt) -> list[Component]:
+    rows = [
+        html.Span([html.I(str(number)), " ".join(split_code_lines(text))], className="marked" if number == block.marked else None)
+        for number, text in enumerate(block.lines, block.first)
+    ]
+    note = [build_quiet(clean_text(block.note))] if block.note else []
+    if not rows:
+        return note
+    return [
+        html.Figure([html.Figcaption(clean_text(block.place), className="quiet"), html.Pre(rows, tabIndex=0)], className="excerpt"),
+        *note,
+    ]
+
+
 def _build_fix(fix: blocks.Fix) -> list[Component]:
     effect = [html.Span(f" ({fix.effect})", className="quiet")] if fix.effect else []
     made: list[Component] = [html.P([clean_text(fix.title), *effect])]
     made += [build_copied("change", fix.change)] if fix.change else []
+    if fix.diff:
+        code = build_code("\n".join(split_code_lines(fix.diff)))
+        copy = html.Button("Copy", type="button", className="copy")
+        made.append(html.Details([html.Summary("As a diff of the script"), code, copy, html.Span(f" {fix.diff_note}", className="quiet")]))
+    elif fix.diff_note:
+        made.append(html.P(clean_text(fix.diff_note), className="quiet"))
     made += [build_copied("test", fix.test)] if fix.test else []
     made += [html.P(clean_text(fix.note), className="quiet")] if fix.note else []
     made += [html.P(build_link("Test it here", fix.page, css="button"))] if fix.page else []

@@ -12,9 +12,9 @@ from gpudiag.files import read_file
 from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.report import Mfu, ReportData, ReportDevice, StepSummary
 from gpudiag.model.timeline import StepHistory
+from gpudiag.recordings.code_lines import REPORT_NAME
 from gpudiag.recordings.folder import Entry, read_version_stamp
 
-REPORT_NAME = "report.json"
 MOST_REPORT_BYTES = 64 << 20
 
 _FILE = "digest"

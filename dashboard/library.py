@@ -21,7 +21,7 @@ from gpudiag.experiment.live import Trials
 from gpudiag.model.report import ReportData
 from gpudiag.pipeline import AnalysedRecording, open_recording
 from gpudiag.recordings.folder import Entry, Lister, read_version_stamp
-from gpudiag.recordings.live import GrowingRecording
+from gpudiag.recordings.live import GrowingRecording, Pace
 
 MOST_OPEN = 4
 """Recordings kept analysed: two to compare and two others. The tables of a million events take about a gigabyte."""
@@ -139,6 +139,13 @@ class Library:
                     self._digests[entry.name] = (entry, digest)
                 known = self._digests[entry.name]
         return known[1]
+
+    def measure_pace(self, entry: Entry) -> Pace | None:
+        """Return how fast a run goes that is being recorded; None for another recording, and where it is not known yet."""
+        if entry.kind == "bundle" and entry.status == "live":
+            with suppress(GpudiagError):  # gone since the listing
+                return self.growing(entry.name).read().measure_pace()
+        return None
 
     def is_waiting(self, name: str) -> bool:
         """Return whether a recording is to be analysed for the list."""

@@ -19,6 +19,10 @@ LINE, WAIT, PROFILED, LIMIT, HELD = "#2f7fc1", "#c77700", "#bb6a97", "#7a7a7a", 
 
 _GRID = "rgba(128,128,128,0.3)"
 _TITLE_PX, _STRIP_PX, _REASON_PX, _FOOT_PX, _GAP_PX = 24, 84, 12, 56, 10
+_ALONE_PX = 180
+"""Of a strip that has no other beside it."""
+_UNITS_OF_STEPS = ((10_000.0, 1_000.0, "s"), (0.0, 1.0, "ms"))
+"""From which highest step time (ms), what a time is divided by, unit."""
 _NEAR = 1.4
 """A limit is drawn where it is at most this many times the highest sample; one far above would press the line to the ground."""
 _BEYOND = 4.0
@@ -143,13 +147,14 @@ class _Board:
             self.notes.append(f"{took}, the longest {longest}: zoom out to see {'it' if beyond == 1 else 'them'}.")
         else:
             most = max(tops)
-        yaxis = self._add_row("Time of a step (ms)", _STRIP_PX, {"range": [0, most * 1.05]})
+        factor, unit = next((factor, unit) for least, factor, unit in _UNITS_OF_STEPS if most >= least)
+        yaxis = self._add_row(f"Time of a step ({unit})", _STRIP_PX, {"range": [0, most * 1.05 / factor]})
         for line, name, colour in lines:
             if line is not None:
-                self._add_line(line, name, colour, yaxis, "ms", 1.0, ",.2~f")
+                self._add_line(line, name, colour, yaxis, unit, factor, ",.2~f")
         if dots is not None:
             marker = {"mode": "markers", "marker": {"color": PROFILED, "size": 5, "symbol": "diamond"}}
-            self.traces.append({**self._trace(dots, PROFILED_STEP, PROFILED, yaxis, "ms", 1.0, ",.2~f"), **marker})
+            self.traces.append({**self._trace(dots, PROFILED_STEP, PROFILED, yaxis, unit, factor, ",.2~f"), **marker})
 
     def add_samples(self, strip: Strip, telemetry: pl.DataFrame, axis: telemetry_chart.ChartAxis, limit: float | None) -> None:
         line = telemetry_chart.build_sample_line(telemetry, strip.column, axis)
@@ -254,6 +259,8 @@ class _Board:
     def build(self, title: str, ends: tuple[float, float], shades: list[tuple[float, float]]) -> Figure:
         """Return the figure; `title` and `ends` of the axis that all strips share, `shades`: stretches behind all strips."""
         width, by_step = ends[1] - ends[0] or 1.0, title == "step"
+        if len(self._rows) == 1:
+            self._rows = [(self._rows[0][0], _ALONE_PX, self._rows[0][2])]
         drawn = top = sum(_TITLE_PX + pixels + _GAP_PX for _, pixels, _ in self._rows)
         behind = {"yref": "paper", "y0": 0, "y1": 1, "fillcolor": "rgba(128,128,128,0.16)", "line": {"width": 0}, "layer": "below"}
         layout: Figure = {

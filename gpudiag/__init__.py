@@ -7,7 +7,8 @@
     gpudiag.compare("runs/a", "runs/b")               what changed; gpudiag.check(...) holds limits, gpudiag.memory(...) the peak
     gpudiag.ab(build, fixes=["bf16"])                 measure a change; ab_script for a script as it is
 
-Public names resolve on first use, so that `import gpudiag` costs nothing. step marks a step where no loader does; calibrate and
+Public names resolve on first use, so that `import gpudiag` costs nothing. step marks a step where no loader does, listen lets `gpudiag
+attach` record a training that runs already; calibrate and
 estimate_memory measure; Report, ExperimentResult and Task are what these take and return; register_fix, Applier, Fix and NotAppliedError
 are for fixes of one's own.
 """
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpudiag.api import Report, calibrate, diagnose, estimate_memory
     from gpudiag.capture.run_script import step
+    from gpudiag.capture.run_script.listen import listen
     from gpudiag.comparison.recordings import check, compare
     from gpudiag.experiment.ab import ab, ab_script
     from gpudiag.experiment.result import ExperimentResult
@@ -34,7 +36,7 @@ __version__: str
 
 __all__ = [
     "Applier", "ExperimentResult", "Fix", "NotAppliedError", "Report", "Task", "__version__", "ab", "ab_script", "calibrate", "check",
-    "compare", "diagnose", "estimate_memory", "memory", "profile", "register_fix", "step", "whatif",
+    "compare", "diagnose", "estimate_memory", "listen", "memory", "profile", "register_fix", "step", "whatif",
 ]  # fmt: skip
 
 _HOMES = {
@@ -47,6 +49,7 @@ _HOMES = {
     "ab_script": "gpudiag.experiment.ab",
     "check": "gpudiag.comparison.recordings",
     "compare": "gpudiag.comparison.recordings",
+    "listen": "gpudiag.capture.run_script.listen",
     "memory": "gpudiag.memory_report",
     "profile": "gpudiag.recorder",
     "register_fix": "gpudiag.fixes.registry",

@@ -167,6 +167,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
         queue=queue,
         replay=replay,
         memory=memory.memory,
+        compile_log=bundle.compile_log if bundle else None,
         energy=sampled.energy,
         device_time=measure_device_time(trace.kernels) if costed.run == "gpu" else None,
         samples=bundle.telemetry if bundle else None,

@@ -135,6 +135,16 @@ class Report(Rendered):
         amount = Amount(everything=everything, ops=top, width=columns)
         return render_text(build_document(self.data, amount, script=script), width=columns, color=color)
 
+    def brief(self, width: int | None = None, color: bool = False, script: str | None = "") -> str:
+        """Return one page for people and prompts in `width` columns (default 100): the first of everything, and what is not known.
+
+        `script`: as of text().
+        """
+        from gpudiag.report.brief import build_brief
+        from gpudiag.report.render_text import render_text
+
+        return render_text(build_brief(self.data, script), width=100 if width is None else width, color=color)
+
     def markdown(self, top: int = 20) -> str:
         """Return the report as GitHub Markdown with the `top` ops."""
         from gpudiag.report.blocks import DOCUMENT

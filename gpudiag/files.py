@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import time
@@ -43,6 +44,11 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB", os.fspath(path))
     return data
+
+
+def digest_content(data: bytes) -> str:
+    """Return what tells the content of a file from any other (BLAKE2b, 128 bits, in hexadecimal)."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def hold_lock(path: str | os.PathLike[str]) -> BinaryIO | None:

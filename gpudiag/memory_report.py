@@ -17,13 +17,10 @@ from gpudiag.inputs import Input, load_trace, resolve_input
 from gpudiag.model.memory import MemoryReport
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
+from gpudiag.report.memory import HOW_TO_RECORD
 from gpudiag.timeline.memory_peak import build_snapshot_report, measure_memory, sum_reserved
 from gpudiag.trace.memory_snapshot import is_pickle, read_snapshot
 from gpudiag.units import Progress
-
-HOW_TO_RECORD = (
-    "record with gpudiag.profile(memory=True), torch.profiler with profile_memory=True, or give a snapshot of the CUDA allocator"
-)
 
 
 class MemoryFound(msgspec.Struct, frozen=True):

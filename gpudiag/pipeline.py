@@ -20,6 +20,7 @@ from gpudiag.model.experiment import ExperimentData
 from gpudiag.model.job import Job
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.report import ReportData, Tool
+from gpudiag.recordings.code_lines import read_code_lines
 from gpudiag.recordings.paths import find_ranks
 from gpudiag.report_data import build_report_data
 from gpudiag.timeline.whatif.study import run_what_ifs
@@ -119,4 +120,11 @@ def diagnose_window(
         analysis, judgement.findings, judgement.outcomes, tool=Tool("gpudiag", find_version("gpudiag") or "unknown"), source=chosen.source,
         facts=facts,
     )  # fmt: skip
+    if chosen.bundle is not None:
+        named = [*(place for finding in data.findings for place in finding.where[:_MOST_PLACES]), *data.lines]
+        data = msgspec.structs.replace(data, code=read_code_lines(named, chosen.bundle.path, chosen.bundle.manifest))
     return AnalysedRecording(data, analysis)
+
+
+_MOST_PLACES = 3
+"""Places of a finding whose lines are read: pages name as many."""

@@ -68,6 +68,7 @@ class profile(Session):  # noqa: N801 - used like a function: `with gpudiag.prof
     telemetry_hz      20       samples of clocks, power and load a second (0: none)
     memory            False    what memory is used for at its peak: the site window also records every allocation
     nvtx              False    NVTX ranges of steps and phases, to see the same run in Nsight Systems
+    source            True     pages of a report show the lines of the program around what a finding names
     ================  =======  ==================================================================================================
 
     Steps in between are not profiled, but each has its row in the table step_records.

@@ -12,6 +12,7 @@ from gpudiag.attribution.call_sites import find_own_modules
 from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts import Facts, efficiency
 from gpudiag.facts.call_sites import find_largest_lines, split_site, sum_by_call_site
+from gpudiag.facts.compilations import build_compile_report
 from gpudiag.facts.efficiency import list_mfu_references
 from gpudiag.facts.host_time import WAITED, sum_preempted_ns
 from gpudiag.facts.window import Window
@@ -56,10 +57,11 @@ def build_report_data(
     recorded = None
     if manifest is not None:
         machine = msgspec.structs.replace(manifest.machine, gpu_uuid=None)
-        recorded = Recorded(machine=machine, settings=manifest.settings, program=manifest.program)
+        program = msgspec.structs.replace(manifest.program, sources=None) if manifest.program else None  # of which `code` has what is named
+        recorded = Recorded(machine=machine, settings=manifest.settings, program=program)
     facts = facts or Facts(analysis)
     mfu, idle, history = _build_mfu(facts, notices), build_idle_rows(facts.window), facts.window.history
-    lines = find_largest_lines(facts.window)
+    lines, compilation = find_largest_lines(facts.window), build_compile_report(facts.window)
     facts.forget_tables()
     what_ifs = select_what_ifs(facts.window.what_ifs.standard, on_cpu=analysis.device_kind == "cpu")
     coverage, told = analysis.coverage, drop_repeated(notices)
@@ -100,6 +102,7 @@ def build_report_data(
             job=analysis.job,
             what_ifs=what_ifs,
             history=history,
+            compilation=compilation,
             recorded=recorded,
             experiments=tuple(one for data in analysis.experiments for one in data.experiments),
         )

@@ -105,6 +105,11 @@ class Worker:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=self._scratch.name, env=environ,
             )  # fmt: skip
 
+    @property
+    def pid(self) -> int:
+        """Return the number of the process."""
+        return self._process.pid
+
     def ask(self, request: bytes) -> Answer | str:
         """Return the answer to `request`, or how the process ended before there was one."""
         assert self._process.stdin is not None  # noqa: S101 -- pipes were asked for

@@ -8,7 +8,7 @@ from typing import Any
 from gpudiag.model.bundle import Machine, Settings
 from gpudiag.model.comparison import Measured, OpKey
 from gpudiag.model.finding import Ceiling, Finding, RuleOutcome, Severity
-from gpudiag.model.report import OpRow, Recorded, ReportData, ReportDevice, Source, StepSummary, Tool, Trust
+from gpudiag.model.report import IdleRow, OpRow, Recorded, ReportData, ReportDevice, Source, StepSummary, Tool, Trust
 from gpudiag.model.timeline import Breakdown, BucketsNs
 
 SHARES: dict[str, Any] = {
@@ -16,12 +16,13 @@ SHARES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def row(key: OpKey, ns: int, count: int) -> OpRow:
-    """Return an op row of which only the time is known."""
-    return OpRow(
-        name=key.name, phase=key.phase, module=key.module, signature=key.signature, count=count, kernel_ns=ns, flops=None, bytes=None,
-        t_roof_ns=None, bound="unknown", efficiency=None, provenance="none",
-    )  # fmt: skip
+def row(key: OpKey, ns: int, count: int, **more: Any) -> OpRow:
+    """Return an op row of which only the time is known, and what `more` says."""
+    known: dict[str, Any] = {
+        "flops": None, "bytes": None, "t_roof_ns": None, "bound": "unknown", "efficiency": None, "provenance": "none",
+        "count": count, **more,
+    }  # fmt: skip
+    return OpRow(name=key.name, phase=key.phase, module=key.module, signature=key.signature, kernel_ns=ns, **known)
 
 
 def finding(rule: str, severity: Severity = "warning", share: float | None = 0.1, **changes: Any) -> Finding:
@@ -49,9 +50,15 @@ def run(
     outcomes: Sequence[RuleOutcome] = (),
     stepwise: bool = True,
     device: str = "a GPU",
+    work: Mapping[OpKey, Mapping[str, Any]] | None = None,
+    command: tuple[str, ...] = (),
+    idle_rows: tuple[IdleRow, ...] = (),
     **report: Any,
 ) -> Measured:
-    """Return a run with the analysed steps `walls` and the unprofiled ones `plain`; not `stepwise`: as a report read from a file."""
+    """Return a run with the analysed steps `walls` and the unprofiled ones `plain`; not `stepwise`: as a report read from a file.
+
+    `work`: more of the row of an op, such as its flops; what no op has of the busy time belongs to work that was launched before.
+    """
     walls, idle = list(walls), list(idle or [0] * len(walls))
     made = ReportData(
         tool=Tool("gpudiag", "0"),
@@ -63,7 +70,8 @@ def run(
         ),
         device_time=None,
         breakdown=Breakdown(sum(walls), BucketsNs(compute=sum(walls) - sum(idle), idle_data=sum(idle))),
-        ops=tuple(row(key, sum(times), len(times)) for key, times in (ops or {}).items()),
+        ops=tuple(row(key, sum(times), **{"count": len(times), **(work or {}).get(key, {})}) for key, times in (ops or {}).items()),
+        idle=idle_rows,
         findings=tuple(findings),
         rules=(
             *(RuleOutcome(one.rule, "fired", one.message) for one in findings),
@@ -77,4 +85,6 @@ def run(
     return Measured(
         report=made, plain_ns=tuple(plain), plain_samples=tuple(samples if samples is not None else [None] * len(plain)),
         analysed_ns=tuple(walls), idle_ns=tuple(idle), ops={key: tuple(times) for key, times in (ops or {}).items()},
+        parts_ns={"compute": tuple(wall - wait for wall, wait in zip(walls, idle, strict=True)), "idle_data": tuple(idle)},
+        device_ns={key: tuple(map(float, times)) for key, times in (ops or {}).items()}, command=command,
     )  # fmt: skip

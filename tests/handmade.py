@@ -74,6 +74,11 @@ def mark(name: str, start: float, end: float, *, tid: int = 1) -> Event:
     return _event("user_annotation", name, start, end, tid, {})
 
 
+def frame(name: str, start: float, end: float, *, tid: int = 1) -> Event:
+    """Return a Python function, named 'file.py(line): function'."""
+    return _event("python_function", name, start, end, tid, {})
+
+
 def steps(*bounds: float, first: int = 1) -> list[Event]:
     """Return contiguous ProfilerSteps between `bounds`."""
     return [mark(f"ProfilerStep#{first + row}", bounds[row], bounds[row + 1]) for row in range(len(bounds) - 1)]

@@ -1,6 +1,6 @@
 "use strict";
-// What Dash cannot do from Python: the window's title, where the keyboard stands after a page has changed, the colours, the height of the
-// head below which heads of tables stay in sight, and the folding of trees.
+// What Dash cannot do from Python: the window's title, where the keyboard stands after a page has changed, the colours, and the height
+// of the head below which heads of tables stay in sight.
 (() => {
   const root = document.documentElement;
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -27,22 +27,9 @@
     paint(next);
   };
 
-  const fold = (button) => {
-    const row = button.closest("tr");
-    const open = button.getAttribute("aria-expanded") !== "true";
-    button.setAttribute("aria-expanded", String(open));
-    const depth = Number(row.dataset.depth);
-    let closed = Infinity; // depth of a part that is itself folded: what is below it stays hidden
-    for (let next = row.nextElementSibling; next !== null && Number(next.dataset.depth) > depth; next = next.nextElementSibling) {
-      const level = Number(next.dataset.depth);
-      if (level <= closed) closed = next.querySelector(".fold")?.getAttribute("aria-expanded") === "false" ? level : Infinity;
-      next.hidden = !open || level > closed;
-    }
-  };
   document.addEventListener("click", (event) => {
     const button = event.target instanceof Element ? event.target.closest("button") : null;
     if (button?.id === "theme") turn();
-    else if (button?.classList.contains("fold")) fold(button);
   });
 
   const measure = () => {

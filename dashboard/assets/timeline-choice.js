@@ -86,6 +86,34 @@ window.gpudiagChoice = (S, page) => {
     page.writeAddress();
   }
 
+  function formatArea() {
+    // 'from_to' of all rows, else with the rows of each lane behind it: '..._thread-3:0:5,idle:0:0'; null: no area is chosen
+    if (!S.area) return null;
+    const { from, to, keys } = S.area, span = `${Math.round(from)}_${Math.round(to)}`;
+    if (S.layout.rows.every((row) => keys.has(row.key))) return span;
+    const lanes = new Map();
+    for (const key of keys) {
+      const [lane, row] = key.split(":").map(Number), [low, high] = lanes.get(lane) || [row, row];
+      lanes.set(lane, [Math.min(low, row), Math.max(high, row)]);
+    }
+    return `${span}_${[...lanes].map(([lane, [low, high]]) => `${S.setup.lanes[lane].key}:${low}:${high}`).join(",")}`;
+  }
+
+  function openArea(text) {
+    // the area that an address names, of the rows that are there
+    const found = /^(-?\d{1,18})_(-?\d{1,18})(?:_([-a-z0-9:,]*))?$/.exec(text);
+    if (!found || Number(found[2]) <= Number(found[1])) return;
+    const named = found[3] && new Map(found[3].split(",").map((part) => part.split(":")).map(([key, low, high]) => [key, [Number(low), Number(high)]]));
+    const within = ({ lane, row }) => {
+      const [low, high] = named ? named.get(S.setup.lanes[lane].key) || [1, 0] : [0, Infinity];
+      return row >= low && row <= high;
+    };
+    S.area = { from: Number(found[1]), to: Number(found[2]), keys: new Set(S.layout.rows.filter(within).map((row) => row.key)) };
+    edges(S.area);
+    chooseArea();
+    page.paintSoon();
+  }
+
   function zoomToChosen() {
     if (S.area) return page.show(S.area.from, S.area.to);
     if (!S.selected) return;
@@ -208,5 +236,5 @@ window.gpudiagChoice = (S, page) => {
     S.tip.hidden = true;
   }
 
-  return { pick, select, choose, settle, arrows, letGo, drawArea, edges, chooseArea, zoomToChosen, step, next, click, hover, hide, pointed };
+  return { pick, select, choose, settle, arrows, letGo, drawArea, edges, chooseArea, formatArea, openArea, zoomToChosen, step, next, click, hover, hide, pointed };
 };

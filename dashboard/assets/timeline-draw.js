@@ -13,7 +13,7 @@ window.gpudiagDraw = (() => {
     idle_gc: ["--idle-host", "dots"], idle_io: ["--idle-host", "vertical"], idle_profiler: ["--unknown", "vertical"],
     idle_unexplained: ["--unknown", "dots"], idle_init: ["--idle-host", "horizontal"], outside_recording: ["--unknown", "diagonal"],
     step: ["--quiet", ""], step_left_out: ["--line", "diagonal"], op: ["--timeline-op", ""], call: ["--timeline-call", ""],
-    wait: ["--idle-sync", "horizontal"], mark: ["--timeline-mark", ""],
+    wait: ["--idle-sync", "horizontal"], mark: ["--timeline-mark", ""], frame: ["--timeline-frame", ""],
   };
 
   function units(ns) {

@@ -115,8 +115,17 @@
       S.trouble = `no lane '${S.lane.slice(0, 40)}' in this recording`;
       S.lane = null;
     }
+    for (const { key } of setup.lanes) if (key.startsWith("python-")) S.folded.add(key); // stacks are deep
     arrange();
     if (S.asking) send("timeline-pick", S.asking);
+    openLinked();
+  }
+
+  function openLinked() {
+    // the area that the address names, once the lanes are known
+    const text = S.linked;
+    S.linked = null;
+    if (text) S.choice.openArea(text);
   }
 
   function arrange() {
@@ -210,6 +219,7 @@
     put("op", S.op);
     put("find", S.find);
     put("event", S.selected && S.selected.event ? S.selected.event : null);
+    put("area", S.choice.formatArea());
     window.history.replaceState(window.history.state, "", `${window.location.pathname}?${query}`);
   }
 
@@ -221,7 +231,9 @@
     for (const key of ["lane", "op", "find", "event"]) S[key] = query.get(key) || null;
     if (S.find) S.op = null;
     S.search.value = S.find || "";
-    if (S.setup) arrange();
+    S.area = null;
+    S.linked = S.event ? null : query.get("area");
+    if (S.setup) { arrange(); openLinked(); }
     const from = number("from"), to = number("to"), window_ = from !== null && to !== null && to > from;
     if (S.find && !S.event) S.choice.pick({ find: S.find });
     if (window_ && S.event) { S.choice.choose(S.event); S.event = null; }
@@ -321,7 +333,7 @@
     if (S) S.observer.disconnect();
     S = { root, canvas, scroller, spacer, status, lanes, marked, marking, said, search: search_, legend: legend_, tip: tip_, width: 0, height: 0,
       left: -1, ratio: 1, from: null, to: null, lane: null, op: null, find: null, event: null, setup: null, layout: null, folded: new Set(),
-      data: null, selected: null, hovered: null, active: null, area: null, arrows: [], asking: null, number: 0, point: 0, pick: 0, waiting: 0, again: false,
+      data: null, selected: null, hovered: null, active: null, area: null, linked: null, arrows: [], asking: null, number: 0, point: 0, pick: 0, waiting: 0, again: false,
       force: false, pointers: new Map(), pointer: null, drag: null, pinch: null, colours: draw.theme(root), legendOf: "", codes: new Set(), trouble: "", asked: 0,
       took: 0, unpacked: 0, painted: 0, frame: 0 };
     root.replaceChildren(tools, status, make("div", { class: "timeline-wrap" }, scroller, tip_), said, legend_);

@@ -17,7 +17,9 @@ from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS, build_filter, follow_filter
 
 from gpudiag.recordings.folder import MOST_ENTRIES, Entry
+from gpudiag.recordings.live import Pace
 from gpudiag.report.blocks import Cell, Column, Row, Table, build_count_cell, build_row
+from gpudiag.report.labels import pluralize
 from gpudiag.units import format_bytes, format_ns, format_share
 
 FIND, ANALYSE = "bundles-find", "bundles-analyse"
@@ -27,6 +29,12 @@ PICKS = ("first", "second")
 ON_A_PAGE = 200
 READING_S = 1.0
 """How long one look at the list may read what was kept of recordings."""
+
+LEAST_SHOWN = 0.0005
+"""A share below it would read 0.0 %."""
+
+MOST_LIVE = 8
+"""Runs whose pace is read while they record; more of them would push each other out of the library's memory."""
 
 _KINDS = {"bundle": "", "trace": "a trace", "folder": "a folder of traces", "experiments": "experiments alone"}
 _STATUS = {**STATUS_WORDS, "experiments live": "measuring", "experiments damaged": "ended without a result"}
@@ -53,6 +61,8 @@ class Listed(NamedTuple):
     digest: Digest | None
     waiting: bool
     """Whether it is to be analysed for the list."""
+    pace: Pace | None = None
+    """Of a run that is being recorded."""
 
     @property
     def device(self) -> str:
@@ -77,10 +87,12 @@ class Bundles:
                 dcc.Interval(id="bundles-clock", interval=3_000),
                 dcc.Store(id="bundles-shown"),
                 html.Div(id="bundles-title"),
-                build_filter(FIND, view),
-                html.Div(id="bundles-list"),
-                html.Button("", id=ANALYSE, className="button", style={"display": "none"}),
+                html.Div(
+                    [build_filter(FIND, view), html.Button("", id=ANALYSE, className="button", style={"display": "none"})],
+                    className="tools",
+                ),
                 html.Div(id="bundles-asked"),
+                html.Div(id="bundles-list"),
             ]
         )
 
@@ -125,10 +137,12 @@ class Bundles:
 
 def list_recordings(library: Library) -> list[Listed]:
     """Return the recordings with what is known of them; of a thousand the figures come from disk over several calls."""
-    until, listed = time.monotonic() + READING_S, []
-    for entry in library.bundles():
+    until, listed, entries = time.monotonic() + READING_S, [], library.bundles()
+    live = {entry.name for entry in [entry for entry in entries if entry.status == "live"][:MOST_LIVE]}
+    for entry in entries:
         digest = library.digest(entry, load=time.monotonic() < until)
-        listed.append(Listed(entry, digest, library.is_waiting(entry.name)))
+        pace = library.measure_pace(entry) if entry.name in live else None
+        listed.append(Listed(entry, digest, library.is_waiting(entry.name), pace))
     return listed
 
 
@@ -214,11 +228,14 @@ def _build_figures(one: Listed) -> tuple[Cell, Cell, Cell]:
     if digest is None:
         said = "waits for its analysis" if one.waiting else _NOT_YET
         told = one.entry.kind != "experiments" and one.entry.status in ("finished", "damaged")
+        if one.pace is not None:
+            over = f"now: the last {one.pace.over:,} unprofiled {pluralize(one.pace.over, 'step')}"
+            return Cell(format_ns(one.pace.step_ns), one.pace.step_ns, (over,)), Cell(""), Cell("")
         return Cell(""), Cell(""), Cell(said if told else "", tone="weak" if told else "")
     if digest.error:
         return Cell(""), Cell(""), Cell("cannot be analysed", None, (digest.error,))
     step = Cell("?" if digest.step_ns is None else format_ns(digest.step_ns), digest.step_ns, (digest.step_of,) if digest.step_ns else ())
-    mfu = Cell("?" if digest.mfu is None else format_share(digest.mfu, 1), digest.mfu)
+    mfu = Cell("?" if digest.mfu is None else "<0.1 %" if digest.mfu < LEAST_SHOWN else format_share(digest.mfu, 1), digest.mfu)
     if not digest.finding:
         return step, mfu, Cell("none")
     bound = f"up to {format_share(digest.bound)} of the step" if digest.bound is not None else ""

@@ -14,7 +14,7 @@ from gpudiag_dashboard.page import ContentPage
 
 from gpudiag.comparison.recordings import compare
 from gpudiag.model.comparison import Change, OpChange, StepComparison
-from gpudiag.report import comparison
+from gpudiag.report import causes, comparison
 from gpudiag.report.blocks import Cell, Column, Table, build_row
 
 ON_A_PAGE = 50
@@ -54,14 +54,16 @@ class Compare(ContentPage):
         named = ((compared.a, view.bundle), (compared.b, view.other))
         side_a, side_b = (msgspec.structs.replace(side, path=name or "") for side, name in named)
         compared = msgspec.structs.replace(compared, a=side_a, b=side_b)
-        meaning = comparison.format_interval_meaning(compared)
+        meaning, unlike = comparison.format_interval_meaning(compared), causes.format_unlike(compared)
         warnings = [html.Li(clean_text(warning)) for warning in compared.warnings]
         swap = build_link("Swap A and B", View(view.page, view.other, view.bundle).href())
         another = build_link("Another B", view.bare.href(other=None))
         return [
             html.H1(f"{components.clean_long_text(comparison.format_comparison_headline(compared))}."),
             components.build_quiet(meaning) if meaning else None,
+            html.P(html.Strong(unlike)) if unlike else None,
             html.Ul(warnings, className="warnings") if warnings else None,
+            *build_section(causes.build_causes_section(compared), view),
             *build_section(comparison.build_runs_section(compared), view),
             html.Div([swap, another], className="links"),
             *build_section(comparison.build_parts_section(compared), view),

@@ -109,13 +109,15 @@ def _build_running(one: Series, ceilings: Mapping[str, float | None]) -> Compone
         progress = "The baseline runs once: its steps are found and timed."
     else:
         progress = "The first pair of processes is measured: baseline and variant, in turns."
-    inside: list[Component] = [html.P(clean_text(progress))]
+    proved = [outcome for outcome in over if verdicts.is_proof(outcome)]
+    inside: list[Component] = [*components.build_blocks(summary.build_verdicts(proved), View()), html.P(clean_text(progress))]
     if figure is not None:
         identity = "".join(letter for letter in one.name if letter.isalnum() or letter == "-")[:60]  # ids may hold no others
         inside.append(_build_chart(f"experiments-live-{identity}", figure))
     if known:
         caption = f"Pairs so far of {one.name}"
-        inside += [_build_outcome_table(over, caption)] if over else []
+        ranked = [outcome for group in verdicts.group_outcomes(over) for outcome in group]
+        inside += [_build_outcome_table(ranked, caption)] if over else []
         inside += [_build_outcome_table([outcome], caption, _count_pairs(outcome)) for outcome in measured]
     title = f"{'Not complete' if silent else 'Running'}: {', '.join(one.fixes) or one.name}"
     return components.build_card(clean_text(title, 200), *inside, tone="info")

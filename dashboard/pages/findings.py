@@ -10,6 +10,7 @@ from dash import html
 from dash.development.base_component import Component
 from gpudiag_dashboard import components, jobs
 from gpudiag_dashboard.components import Child, View, build_blocks
+from gpudiag_dashboard.diffs import build_fix_diff, find_recorded_script
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ContentPage
 from gpudiag_dashboard.security import explain_run_refusal
@@ -107,19 +108,26 @@ def _find_longest(pieces: pl.DataFrame, analysis: Analysis) -> Span | None:
     return max(first, start - margin), min(last, end + margin)
 
 
-def build_cards(opened: AnalysedRecording, shown: Sequence[Finding], view: View, library: Library) -> list[Component]:
-    """Return the first findings of a recording as cards, in their order; a fix leads to its test where programs may be started."""
+def build_cards(opened: AnalysedRecording, shown: Sequence[Finding], view: View, library: Library, *, diffs: int = 0) -> list[Component]:
+    """Return the first findings of a recording as cards, in their order; a fix leads to its test where programs may be started.
+
+    `diffs`: so many of them show the change of their first fix as a diff of the recorded script, where that is still here.
+    """
     script, may_run = jobs.find_script(library, view.bundle or ""), explain_run_refusal() is None
     tryable = {offer.fix.id for offer in offers.list_offers(opened.report) if not offer.why_not} if may_run and script else set()
     made: list[blocks.Block] = []
     path = library.path(view.bundle or "")
     source = msgspec.structs.replace(opened.report.source, path=jobs.name_place(path))
     report = msgspec.structs.replace(opened.report, source=source)
+    program = find_recorded_script(library, view.bundle or "") if diffs else None
     for number, finding in enumerate(shown, 1):
         card = findings.build_finding_card(number, finding, report, blocks.PAGE, script, kept=offers.has_report(path))
         fixes = tuple(
             msgspec.structs.replace(fix, page=view.href("/experiments", fix=fix.id)) if fix.id in tryable else fix for fix in card.fixes
         )
+        if program is not None and fixes and number <= diffs:
+            diff, note = build_fix_diff(program, fixes[0].id)
+            fixes = (msgspec.structs.replace(fixes[0], diff=diff, diff_note=note), *fixes[1:])
         links = tuple(build_finding_links(finding, opened.report.ops, opened.analysis, view))
         made.append(msgspec.structs.replace(card, links=links, fixes=fixes))
     return build_blocks(made, view)
@@ -135,7 +143,7 @@ class Findings(ContentPage):
         opened = library.opened(view.bundle or "", view.rank)
         report = opened.report
         full, rest = findings.split_findings(report)
-        cards = build_cards(opened, (*full, *rest), view, library)
+        cards = build_cards(opened, (*full, *rest), view, library, diffs=len(full))
         page: list[Child] = [html.H1("Findings"), *cards[: len(full)]]
         if not cards:
             page = [html.H1("No findings"), html.P(components.clean_long_text(labels.format_nothing_found(report)))]

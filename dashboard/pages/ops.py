@@ -18,7 +18,7 @@ from gpudiag.model.ops import BOUNDS
 from gpudiag.model.report import ReportData
 from gpudiag.report import labels
 from gpudiag.report.blocks import Table
-from gpudiag.report.module_tree import build_module_table, build_module_tree
+from gpudiag.report.module_tree import ModuleNode, build_module_table, build_module_tree
 from gpudiag.report.op_table import Grouping, OpGroup, OpTable, Sorting, build_group_table, build_op_table, encode_op_table_csv
 from gpudiag.report_data import list_module_ops
 from gpudiag.units import format_ns, format_share
@@ -26,6 +26,10 @@ from gpudiag.units import format_ns, format_share
 ON_A_PAGE = 50
 GROUPINGS: tuple[Grouping, ...] = ("op", "signature", "module", "phase", "kernel")
 SORTINGS: tuple[Sorting, ...] = ("time", "calls", "flops", "bytes", "efficiency", "ai")
+UNFOLDED, MOST_SHOWN = 2, 150
+"""Levels of the tree of modules below the first that are shown at first, and rows of it: each is some twenty components of Dash, whose
+work grows with their square (4,000 took a browser minutes)."""
+
 SHAPES = {"op": "op", "signature": "op and shapes", "module": "module", "phase": "phase", "kernel": "kernel"}
 
 FIND, SAVE = "ops-find", "ops-save"
@@ -137,10 +141,28 @@ def _build_tree(view: View, report: ReportData) -> list[Component]:
     nodes = build_module_tree(report, sorting=sort, phase=view.query.get("phase"), bound=bound, find=find)
     if not nodes:
         return [build_empty("No row matches", "Remove a filter.", build_link("All ops", view.bare.href()))]
-    made = build_module_table(nodes, sort, report)
+    within = view.query.get("within", "")
+    shown = [node for node in nodes if find or node.depth <= UNFOLDED or f"{within}.".startswith(f"{_find_parent(node)}.")][:MOST_SHOWN]
+    made = build_module_table(shown, sort, report)
+    unfold = [_unfold(node, within, view) if not find else ("", True) for node in shown]
     said = f"{len(nodes):,} {labels.pluralize(len(nodes), 'module')}, each with all that stands within it."
-    table = components.build_table(made, view, sorts=_list_sorts(made, view, "module", sort), whole=True, key=view.href())
+    if find and len(nodes) > MOST_SHOWN:
+        said += f" The first {MOST_SHOWN} are shown: filter by more of a name."
+    table = components.build_table(made, view, sorts=_list_sorts(made, view, "module", sort), whole=True, unfold=unfold)
     return [components.build_quiet(said), table, *(components.build_quiet(f"{line}.") for line in labels.format_op_legend(report.ops))]
+
+
+def _find_parent(node: ModuleNode) -> str:
+    return node.group.name.rpartition(".")[0]
+
+
+def _unfold(node: ModuleNode, within: str, view: View) -> tuple[str, bool]:
+    """Return the address with or without the parts of a module ('' where they always stand there, or it has none), and which of both."""
+    if not node.opens or node.depth < UNFOLDED:
+        return "", True
+    name = node.group.name
+    shown = f"{within}.".startswith(f"{name}.")
+    return view.href(within=_find_parent(node) if shown else name), shown
 
 
 def _build_choices(view: View, report: ReportData, grouping: Grouping) -> list[Component]:

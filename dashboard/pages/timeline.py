@@ -205,7 +205,7 @@ _Request = TypeVar("_Request", Ask, Point, Area, Found, Search)
 
 
 class Timeline:
-    """The page; its state (from, to, lane, op, find, event) lives in the address, which the script keeps up to date."""
+    """The page; its state (from, to, lane, op, find, event, area) lives in the address, which the script keeps up to date."""
 
     path, title, needs_bundle, needs_analysis = "/timeline", "Timeline", True, True
 

@@ -48,6 +48,11 @@ def inductor_name(rank: int) -> str:
     return f"inductor/rank{rank}.json"
 
 
+def compile_log_name(rank: int) -> str:
+    """Return the path of what torch.compile did on a rank, relative to the bundle."""
+    return f"inductor/rank{rank}-compilations.json"
+
+
 def owners_name(rank: int) -> str:
     """Return the path of a rank's owners, relative to the bundle."""
     return f"memory/rank{rank}-owners.json"

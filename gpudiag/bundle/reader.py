@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 import polars as pl
 
 from gpudiag.bundle.layout import (
     SITES_INDEX,
+    compile_log_name,
     inductor_name,
     is_bundle,
     list_other_ranks,
@@ -27,6 +28,7 @@ from gpudiag.errors import InputError
 from gpudiag.files import read_file
 from gpudiag.model import trace
 from gpudiag.model.bundle import INDUCTOR_VERSION, UNREADABLE, InductorCode, Manifest, Window
+from gpudiag.model.compilation import COMPILE_LOG_VERSION, CompileLog
 from gpudiag.model.memory import MEMORY_VERSION, Owners
 from gpudiag.model.notices import Notice, NoticeCode, drop_repeated, make_notice
 
@@ -35,6 +37,9 @@ MAX_OWNERS_BYTES = 256 << 20
 
 MAX_INDUCTOR_BYTES = 64 << 20
 """Compiled code of a very large model is a few MB."""
+
+MAX_COMPILE_LOG_BYTES = 8 << 20
+"""The writer keeps 2,000 compilations of about 500 B, and 500 breaks."""
 
 UNBELIEVABLE = "the measured peaks of the manifest are beyond what devices have: they are not used"
 
@@ -58,6 +63,8 @@ class OpenedBundle(msgspec.Struct, frozen=True):
     """Samples of clocks during the run; empty where none were recorded."""
     inductor: InductorCode | None = None
     """What torch.compile generated; None where it generated nothing or that was not recorded."""
+    compile_log: CompileLog | None = None
+    """What torch.compile did; None where nothing was compiled or that was not recorded."""
     notices: tuple[Notice, ...] = ()
 
     def windows(self, rank: int | None = None) -> tuple[Path, ...]:
@@ -137,14 +144,18 @@ def _read_table(folder: Path, table: str, order: str, unreadable: list[str]) -> 
     return pl.concat(frames).sort(order, maintain_order=True) if frames else trace.build_empty_table(table)
 
 
-def _read_inductor(path: Path, unreadable: list[str]) -> InductorCode | None:
+Document = TypeVar("Document", InductorCode, CompileLog)
+
+
+def _read_document(path: Path, kind: type[Document], newest: int, limit: int, lost: str, unreadable: list[str]) -> Document | None:
+    """Return one file of a bundle; where it cannot be read, say so with what is `lost`."""
     if not path.is_file() or path.is_symlink():
         return None
     with suppress(OSError, *UNREADABLE):
-        code = msgspec.json.decode(read_file(path, MAX_INDUCTOR_BYTES), type=InductorCode)
-        if code.version <= INDUCTOR_VERSION:
-            return code
-    unreadable.append(f"inductor/{path.name} could not be read and is left out: compiled kernels are judged by their names and shapes")
+        found = msgspec.json.decode(read_file(path, limit), type=kind)
+        if found.version <= newest:
+            return found
+    unreadable.append(f"inductor/{path.name} could not be read and is left out: {lost}")
     return None
 
 
@@ -175,7 +186,22 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
         manifest=manifest,
         step_records=_read_table(path / "steps" / f"rank{chosen}", "step_records", "step", unreadable),
         host_marks=_read_table(path / "marks" / f"rank{chosen}", "host_marks", "start_unix_ns", unreadable),
-        inductor=_read_inductor(path / inductor_name(chosen), unreadable),
+        inductor=_read_document(
+            path / inductor_name(chosen),
+            InductorCode,
+            INDUCTOR_VERSION,
+            MAX_INDUCTOR_BYTES,
+            "compiled kernels are judged by their names and shapes",
+            unreadable,
+        ),
+        compile_log=_read_document(
+            path / compile_log_name(chosen),
+            CompileLog,
+            COMPILE_LOG_VERSION,
+            MAX_COMPILE_LOG_BYTES,
+            "graph breaks and recompilations have no lines",
+            unreadable,
+        ),
         telemetry=_read_table(path / "telemetry" / f"rank{chosen}", "telemetry", "t_ns", unreadable),
         notices=drop_repeated([*notices, *(make_notice(NoticeCode.BUNDLE_PART_UNREADABLE, text=text) for text in unreadable)]),
     )

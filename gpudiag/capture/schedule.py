@@ -157,6 +157,11 @@ class Schedule:
         """Return how many steps of the present window are recorded completely."""
         return 0 if self._now is None else max(0, min(self._done - self._now.warm, self._now.record))
 
+    @property
+    def finished(self) -> bool:
+        """Return whether no window runs or is planned."""
+        return self._now is None and (self._off or not (self._ahead or self._asked))
+
     def request(self, trigger: str) -> bool:
         """Ask for a further timing window; return False where max_windows are recorded or planned already."""
         if self._off or trigger in self._asked:

@@ -150,6 +150,11 @@ class Session:
         """Return whether the session is writing a bundle: entered, not left, and nothing failed."""
         return self._recording.marks.on
 
+    @property
+    def has_recorded_all(self) -> bool:
+        """Return whether all windows are recorded and written, none is planned, or none can be recorded any more."""
+        return not self.recording or (self._windows.finished and not self._recording.background.busy)
+
     def steps(self, loader: Iterable[Batch], *, accumulation: int = 1) -> Iterator[Batch]:
         """Return an iterator over `loader` in which every `accumulation` batches are one step; it has a length where `loader` has one.
 

@@ -9,6 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from gpudiag.capture.compile_log import CompileRecords
 from gpudiag.capture.environment.inventory import Inventory
 from gpudiag.capture.hooks import Context, Hooks
 from gpudiag.capture.kept_tensors import KeptTensors
@@ -98,13 +99,14 @@ class Ranges(Hooks):
     backward_ended = optimizer_ended = _enter_phase(None)
 
 
-def make_standard_parts(*, telemetry_hz: float = DEFAULT_HZ, nvtx: bool = False, memory: bool = False) -> list[Hooks]:
+def make_standard_parts(*, telemetry_hz: float = DEFAULT_HZ, nvtx: bool = False, memory: bool = False, source: bool = True) -> list[Hooks]:
     """Return new parts for one session, in the order in which they hear of events.
 
-    `telemetry_hz`: samples of clocks, power and load per second (0: none); `nvtx`: ranges for Nsight; `memory`: what memory is used for.
+    `telemetry_hz`: samples of clocks, power and load per second (0: none); `nvtx`: ranges for Nsight; `memory`: what memory is used for;
+    `source`: reports may show lines of the program.
     Raises UsageError for what is no rate.
     """
-    always = [Phases(), Telemetry(telemetry_hz), Inventory(), KeptTensors()]
+    always = [Phases(), Telemetry(telemetry_hz), Inventory(source=source), KeptTensors(), CompileRecords()]
     return [*always, *([Ranges()] if nvtx else []), *([Memory()] if memory else [])]
 
 

@@ -39,6 +39,11 @@ class Windows:
         self._exported: dict[int, int] = {}
         self._off = False
 
+    @property
+    def finished(self) -> bool:
+        """Return whether no window runs, is planned or waits to be compressed."""
+        return self._live is None and not self._packing and self._schedule.finished
+
     def request(self, trigger: str) -> None:
         """Ask for a further timing window; `trigger` says why."""
         if not self._schedule.request(trigger):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpudiag.cli import ab, apply, compare, dashboard, export, machine, memory, queries, report, run
+from gpudiag.cli import ab, agents, apply, attach, compare, dashboard, export, machine, memory, queries, report, run
 from gpudiag.cli import rules as rule_commands
 from gpudiag.cli.command import PlainCommand, StartGroup
 from gpudiag.cli.terminal import write_note
@@ -29,6 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: importing rich's panels takes longer than the rest of --help
 )
 LOOK, RECORD, PROVE, GATE, MANAGE = "Look at recordings", "Record", "Prove a change", "Hold a limit", "Manage"
+AGENTS = "For coding agents"
 
 
 def _add(name: str, action: Callable[..., Any], group: str, said: str, **settings: Any) -> None:
@@ -44,12 +45,15 @@ _add("compare", compare.compare, LOOK, "Show what changed between two recordings
 _add("sql", queries.sql, LOOK, "Query the tables of a recording")
 _add("dashboard", dashboard.dashboard, LOOK, "Serve recordings to a browser")
 _add("run", run.run, RECORD, "Run a training script unchanged, record it and report", **_SCRIPT)
+_add("attach", attach.attach, RECORD, "Record some steps of a training that runs already")
 _add("demo", machine.demo, RECORD, "Train a small transformer for a few seconds and report on it")
 _add("calibrate", machine.calibrate, RECORD, "Measure the peak rates of this device for later reports")
 _add("ab", ab.ab, PROVE, "Measure which fixes make a script faster and train the same", **_SCRIPT)
 _add("apply", apply.apply, PROVE, "Make a proved change in the source of a script")
 _add("fixes", ab.fixes, PROVE, "List the fixes that can be tried, or show one")
 _add("check", compare.check, GATE, "Check a run against limits or a baseline")
+_add("mcp", agents.mcp, AGENTS, "Serve recordings to a coding agent (Model Context Protocol)")
+_add("skill", agents.skill, AGENTS, "Print how an agent asks gpudiag and reads its answers")
 _add("doctor", machine.doctor, MANAGE, "Check the installation: what is missing and how to fix it")
 _add("scrub", export.scrub, MANAGE, "Write a copy of a recording that is safe to share")
 app.add_typer(rule_commands.rules_app, name="rules", rich_help_panel=MANAGE, short_help="List, show, check and test the rules")

@@ -21,6 +21,7 @@ class Need(str, Enum):
     compile = "compile"
     telemetry = "telemetry"
     dashboard = "dashboard"
+    mcp = "mcp"
     cluster = "cluster"
 
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from gpudiag.cli import completion, options, terminal
 from gpudiag.errors import UsageError
 from gpudiag.report import files
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from gpudiag.report.blocks import Document
 
 _STDOUT = Path("-")
 
@@ -75,7 +70,6 @@ def ops(
         terminal.write_note(f"wrote {target}")
 
 
-MAX_ROWS = 100
 _TABLE_NAMES = "ops, signatures, launches, kernels, frames, marks, allocations, collectives, steps, gaps, idle, syncs, critical_path, step_records, host_marks, telemetry"  # noqa: E501
 
 
@@ -94,15 +88,14 @@ def sql(
     """Query the tables of a recording with SQL: gpudiag sql PATH "select name, sum(busy_ns) from kernels group by name"."""
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
     from gpudiag.queries import list_columns, run_query
+    from gpudiag.report.query_result import build_rows_document, join_columns
 
     if not query:
         columns = list_columns()
-        named = [(name, ", ".join(rows["column"].to_list())) for (name,), rows in columns.group_by("table", maintain_order=True)]
-        tables = type(columns)(named, schema=["table", "columns (--csv: with unit and meaning)"], orient="row")
         if csv:
             terminal.write_result(columns.write_csv())
         else:
-            terminal.write_document(_build_document(tables), wide=True)
+            terminal.write_document(build_rows_document(join_columns(columns)), wide=True)
         return
     with terminal.show_progress("reading") as tell:
         found = run_query(path, query, rank=rank, window=window, progress=tell)
@@ -111,27 +104,15 @@ def sql(
 
         terminal.write_result(sanitize_csv(found).write_csv())
     else:
-        terminal.write_document(_build_document(found), wide=True)
-
-
-def _build_document(found: pl.DataFrame) -> Document:
-    from gpudiag.report.blocks import Column, Document, Table, build_row, say_all
-
-    columns = tuple(Column(name, "number" if dtype.is_numeric() else "words") for name, dtype in found.schema.items())
-    rows = []
-    for row in found.head(MAX_ROWS).iter_rows():
-        cells = (f"{value:.6g}" if isinstance(value, float) else "null" if value is None else str(value) for value in row)
-        rows.append(build_row(*cells))
-    more = f" (the first {MAX_ROWS} are shown; --csv has all)" if found.height > MAX_ROWS else ""
-    count = f"{found.height:,} row{'' if found.height == 1 else 's'}{more}"
-    return Document("gpudiag sql", "", leads=(Table(columns, tuple(rows), wide=True), *say_all([count])))
+        terminal.write_document(build_rows_document(found), wide=True)
 
 
 def _list_what_ifs(asked: bool) -> None:
     if asked:
         from gpudiag.queries import list_what_ifs
+        from gpudiag.report.query_result import build_rows_document
 
-        terminal.write_document(_build_document(list_what_ifs()))
+        terminal.write_document(build_rows_document(list_what_ifs()))
         raise typer.Exit
 
 

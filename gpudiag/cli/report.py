@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpudiag.cli import completion, config, options, terminal
+from gpudiag.errors import UsageError
 from gpudiag.report import files
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ def report(
     all_findings: Annotated[
         bool, typer.Option("--all-findings", help="Show every finding in full, with its symptoms (default: the first three).")
     ] = False,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Print one page, for people and for prompts: the first of everything, and what is not known.")
+    ] = False,
     scheduler: Annotated[str | None, options.SCHEDULER] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Follow a bundle while it records: its pace, and a report after each window.")
@@ -64,6 +68,8 @@ def report(
     targets = output or []
     captures = [] if graph_capture is None else [graph_capture]
     number = options.parse_rank(rank)
+    if brief and all_findings:
+        raise UsageError("--brief is one page, and --all-findings is all", "leave one of them out")
     options.check_named("PATH", path, "give a trace, a bundle, or a folder of ranks")
     options.check_named("--scheduler", [] if scheduler is None else [scheduler], "give tcp://host:port, or a scheduler file")
     options.check_named("--rules", rules or [], "give a folder of rule files")
@@ -89,7 +95,10 @@ def report(
                 files.write_file(target, render_report(found, target, _TOP_MARKDOWN if top is None else top))
         most = _TOP_TEXT if top is None else top
         width, coloured, script = terminal.measure_table_columns(), terminal.is_coloured(), read_recorded_script(path)
-        terminal.write_result(found.text(width=width, top=most, color=coloured, everything=all_findings, script=script))
+        if brief:
+            terminal.write_result(found.brief(width=width, color=coloured, script=script))
+        else:
+            terminal.write_result(found.text(width=width, top=most, color=coloured, everything=all_findings, script=script))
         for target in targets:
             terminal.write_note(f"wrote {target}")
 

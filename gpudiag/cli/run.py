@@ -85,6 +85,7 @@ def run(
     ] = None,
     fix: Annotated[list[str] | None, options.build_fix_option("Apply a fix")] = None,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="Emit NVTX ranges of steps and phases, for Nsight Systems.")] = False,
+    source: Annotated[bool, typer.Option("--source/--no-source", help="Show the lines of the program around what a finding names.")] = True,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Report on the recording when the script ends.")] = True,
     rules: Annotated[list[str] | None, options.RULES] = None,
     no_config: Annotated[bool, options.NO_CONFIG] = False,
@@ -107,7 +108,7 @@ def run(
     options: dict[str, OptionValue] = {
         "skip": skip, "warm": warm, "record": record, "sites": sites, "repeat": repeat, "wait": wait, "at_steps": tuple(at_step or ()),
         "on_signal": None if number is None else int(number), "on_slow": on_slow, "max_windows": max_windows,
-        "telemetry_hz": telemetry_hz, "memory": memory, "nvtx": nvtx,
+        "telemetry_hz": telemetry_hz, "memory": memory, "nvtx": nvtx, "source": source,
     }  # fmt: skip
     inject = None
     if fixes:
@@ -117,7 +118,7 @@ def run(
     ran = runner.run_and_record(command, output, options, shown=shown, environ=environ, inject=inject)
     if _speaks_for_ranks(ran):
         price = (gpu_hour_price, planned_steps)
-        _report_outcome(ran, report=report, rules=rules or [], no_config=no_config, price=price, script=shlex.join(shown))
+        report_outcome(ran, report=report, rules=rules or [], no_config=no_config, price=price, script=shlex.join(shown))
     raise typer.Exit(ran.exit_code)
 
 
@@ -142,9 +143,11 @@ def _speaks_for_ranks(ran: RunResult, environ: Mapping[str, str] | None = None) 
     return env.get("RANK", "0") == "0" or (env.get("LOCAL_RANK", "0") == "0" and ran.bundle is not None)
 
 
-def _report_outcome(
-    ran: RunResult, *, report: bool, rules: Sequence[str] = (), no_config: bool = False, price: Price = (None, None), script: str = ""
-) -> None:
+def report_outcome(
+    ran: RunResult, *, report: bool, rules: Sequence[str] = (), no_config: bool = False, price: Price = (None, None), script: str = "",
+    ended: str = "the script has ended", measure: bool = True,
+) -> None:  # fmt: skip
+    """Say what was recorded, and report on it; `ended`: why it follows now; `measure`: measure the peaks of a device that has none yet."""
     from gpudiag.script_runner import explain_nothing_recorded, format_rank_ranges, wait_for_ranks
 
     for text in dict.fromkeys(entry.text for entry in ran.told("warned")):
@@ -169,7 +172,8 @@ def _report_outcome(
     stepless = bool(notes) and {entry.rank for entry in ran.told("note")}.issuperset(ran.ranks)
     then = "" if stepless else f"; `gpudiag report {shlex.quote(place)}` reports on it"
     if report and not stepless:
-        reported = _report_recording(ran, bundle, rules, no_config, price, script)
+        measure = measure and not ran.interrupted
+        reported = _report_recording(bundle, rules, no_config, price, script, ended=ended, measure=measure)
         then = f"; the page is {place}/report.html" if reported else then if reported is None else ""
     if ran.others:
         more = len(ran.others) - MOST_LISTED
@@ -178,7 +182,9 @@ def _report_outcome(
     terminal.write_note(f"gpudiag: the recording is {place}{then}")
 
 
-def _report_recording(ran: RunResult, bundle: Path, rules: Sequence[str], no_config: bool, price: Price, script: str) -> bool | None:
+def _report_recording(
+    bundle: Path, rules: Sequence[str], no_config: bool, price: Price, script: str, *, ended: str, measure: bool
+) -> bool | None:
     """Return whether there is a report, shown then with the next command; None where it may be had later: this time it was broken off.
 
     The exit code is the script's, whatever becomes of the report: nothing is raised.
@@ -186,13 +192,11 @@ def _report_recording(ran: RunResult, bundle: Path, rules: Sequence[str], no_con
     from gpudiag.report import findings
     from gpudiag.script_runner import write_bundle_report
 
-    terminal.write_note("gpudiag: the script has ended; the report follows (Ctrl-C skips it)")
+    terminal.write_note(f"gpudiag: {ended}; the report follows (Ctrl-C skips it)")
     try:
         with terminal.show_progress("reading") as progress:
             chosen = None if no_config else config.find_config()
-            found = write_bundle_report(
-                bundle, measure=not ran.interrupted, progress=progress, rules_dirs=rules, config=chosen, price=price
-            )
+            found = write_bundle_report(bundle, measure=measure, progress=progress, rules_dirs=rules, config=chosen, price=price)
         width, coloured = terminal.measure_table_columns(sys.stderr), terminal.is_coloured(sys.stderr)
         terminal.write_aside("\n" + found.text(width=width, top=10, color=coloured, script=None))  # the command stands last, in one line
         # a process of a launcher knows nothing of its command line

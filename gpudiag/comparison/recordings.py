@@ -15,6 +15,7 @@ import polars as pl
 from gpudiag.api import AnyPath, Rendered
 from gpudiag.attribution import intervals
 from gpudiag.cache import CachedResult, ResultKey, allow_cache, is_complete
+from gpudiag.comparison.device_time import measure_parts, share_device_time
 from gpudiag.diagnosis.loader import load_active_rules
 from gpudiag.errors import InputError, UsageError
 from gpudiag.files import open_file, read_file
@@ -22,12 +23,13 @@ from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.comparison import CheckData, Gates, Measured, OpKey, StepComparison
 from gpudiag.model.report import REPORT_SCHEMA_VERSION, ReportData, Source, decode_report, encode_report
 from gpudiag.pipeline import AnalysedRecording, ReportOptions, diagnose_window
-from gpudiag.roofline.op_table import build_op_steps
+from gpudiag.roofline.op_table import BEFORE_WINDOW, build_op_steps
 from gpudiag.timeline.history import SETTLED_AFTER
 from gpudiag.units import Progress
 
 if TYPE_CHECKING:
     from gpudiag.diagnosis.config import Config
+    from gpudiag.model.analysis import Analysis
 
 
 MAX_REPORT_BYTES = 256 << 20
@@ -78,8 +80,7 @@ def measure_analysed(opened: AnalysedRecording) -> Measured:
     idle = intervals.measure_covered(intervals.build_spans(analysis.idle.filter(pl.col("cause") != "outside_recording")), starts, ends)
     # the kernel time of each op by analysed step, 0 in a step without the op; rows with the same text are added up
     place = {step: number for number, step in enumerate(steps["id"].to_list())}
-    rows = analysis.op_rows.select(*_OP_KEYS).with_row_index("row")
-    found = build_op_steps(analysis.trace, analysis.steps).join(rows, on=list(_OP_KEYS), nulls_equal=True)
+    found = _find_rows(analysis, build_op_steps(analysis.trace, analysis.steps))
     sums: defaultdict[OpKey, list[int]] = defaultdict(lambda: [0] * len(place))
     for row, step, busy in found.select("row", "step", "busy_ns").iter_rows():
         named = opened.report.ops[row]  # the rows of a report stand in the order of the analysis
@@ -91,7 +92,29 @@ def measure_analysed(opened: AnalysedRecording) -> Measured:
         analysed_ns=tuple((ends - starts).tolist()),
         idle_ns=tuple(idle.tolist()),
         ops={key: tuple(values) for key, values in sums.items()},
+        parts_ns=measure_parts(analysis),
+        device_ns=_collect_device_time(opened),
+        command=(analysis.manifest.command or ()) if analysis.manifest else (),
     )
+
+
+def _find_rows(analysis: Analysis, frame: pl.DataFrame) -> pl.DataFrame:
+    """Return `frame` (name, phase, module, signature, ...) with the row of the ops that it belongs to; without what belongs to none."""
+    rows = analysis.op_rows.select(*_OP_KEYS).with_row_index("row")
+    if rows["module"].null_count() == rows.height:  # rows are not told apart by module, whose names the ops may have all the same
+        frame = frame.with_columns(module=pl.lit(None, dtype=pl.String))
+    return frame.join(rows, on=list(_OP_KEYS), nulls_equal=True)
+
+
+def _collect_device_time(opened: AnalysedRecording) -> dict[OpKey, tuple[float, ...]]:
+    """Return each op's share of the device's time by analysed step; without what has no row, as it was launched in no analysed step."""
+    found = _find_rows(opened.analysis, share_device_time(opened.analysis))
+    sums: defaultdict[OpKey, list[float]] = defaultdict(lambda: [0.0] * opened.report.steps.count)
+    for row, step, shared in found.select("row", "step", "shared_ns").iter_rows():
+        named = opened.report.ops[row]
+        if named.phase != BEFORE_WINDOW:
+            sums[OpKey(named.name, named.phase, named.module, named.signature)][step] += shared
+    return {key: tuple(values) for key, values in sums.items()}
 
 
 class _ReportHead(msgspec.Struct):

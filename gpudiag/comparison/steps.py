@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import statistics
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -14,10 +11,11 @@ import numpy as np
 from gpudiag.attribution.steps import WHOLE_TRACE
 from gpudiag.comparison import batch_means
 from gpudiag.comparison.batch_means import Estimate, Statistic
+from gpudiag.comparison.causes import explain_difference
+from gpudiag.comparison.ops import OP_LEVEL, list_op_changes, pair_ops
 from gpudiag.comparison.regressions import compare_findings, compare_parts, judge_slower_gate
-from gpudiag.model.bundle import LoaderSettings, OptimizerSettings
-from gpudiag.model.comparison import Change, Matched, Measured, OpChange, OpKey, RunSide, StepComparison, StepRatio, StepsKind
-from gpudiag.model.report import ReportData
+from gpudiag.comparison.settings import OTHER_BATCH, count_samples, list_setting_changes
+from gpudiag.model.comparison import Measured, RunSide, StepComparison, StepRatio, StepsKind
 from gpudiag.roofline.op_table import BEFORE_WINDOW
 
 MIN_PLAIN = 6
@@ -27,7 +25,8 @@ MIN_PLAIN = 6
 def compare_runs(a: Measured, b: Measured, *, fail_if_slower: float | None = None) -> StepComparison:
     """Return what changed from `a` to `b`; `fail_if_slower`: a share, such as 0.03, for a gate on the step."""
     kind = choose_steps_kind(a, b)
-    changes = align_ops(a, b)
+    pairs = pair_ops(a, b)
+    changes = list_op_changes(pairs)
     # The share of the op time of each whose op was found on the other side; None: it has no op time
     aligned: list[float | None] = []
     for side in ("a_ns", "b_ns"):
@@ -38,7 +37,7 @@ def compare_runs(a: Measured, b: Measured, *, fail_if_slower: float | None = Non
         same = (a.analysed_ns, a.plain_ns) == (b.analysed_ns, b.plain_ns)
     else:
         same = a.report.steps == b.report.steps and a.report.breakdown == b.report.breakdown and a.report.steps.count > 0
-    ratio = estimate_step_ratio(a, b, kind)
+    ratio, first, second = estimate_step_ratio(a, b, kind), estimate_step(a, kind), estimate_step(b, kind)
     verdict: Literal["faster", "slower", "no_difference", "not_known"] = "not_known"
     if ratio is not None and ratio.low is not None and ratio.high is not None:
         verdict = "slower" if ratio.low > 1 else "faster" if ratio.high < 1 else "no_difference"
@@ -54,6 +53,7 @@ def compare_runs(a: Measured, b: Measured, *, fail_if_slower: float | None = Non
         ops=tuple(changes),
         parts=compare_parts(a.report, b.report),
         findings=compare_findings(a.report, b.report),
+        explanation=None if first is None or second is None else explain_difference(a, b, pairs, second.value - first.value),
         warnings=list_comparison_warnings(a, b),
     )
     return found if fail_if_slower is None else msgspec.structs.replace(found, gate=judge_slower_gate(found, fail_if_slower))
@@ -127,155 +127,6 @@ def estimate_throughput(side: Measured) -> Estimate | None:
     return None if found is None else found.times(1e9)
 
 
-OP_LEVEL = 0.99
-"""Of the interval of one op: with hundreds of ops, at 95 % dozens would be called changed by chance."""
-
-LEAST_CHANGE = 0.01
-"""A change of an op below this share of its time is none: no one acts on it."""
-
-_OWN_NAMES = re.compile(r"^(triton_.*?)_\d+$|^(## Call CompiledFxGraph) \w+.*", re.DOTALL)
-"""Inductor numbers the kernels of a compilation and names a graph by a hash: both change where anything else in the code does."""
-
-
-class AlignedOp(msgspec.Struct, frozen=True):
-    """Rows of an op table that stand together for one op; times in ns a step."""
-
-    keys: tuple[OpKey, ...]
-    ns: float
-    calls: float
-    by_step: tuple[int, ...] | None
-    """Kernel time in each step; None: not known."""
-
-    @property
-    def estimate(self) -> Estimate:
-        """Return the time a step with its error."""
-        found = batch_means.estimate_by_batches(self.by_step, np.mean) if self.by_step else None
-        return found or Estimate(self.ns)
-
-    @property
-    def spread_ns(self) -> float | None:
-        """Return the standard deviation from step to step; None: not known."""
-        return float(np.std(self.by_step, ddof=1)) if self.by_step is not None and len(self.by_step) > 1 else None
-
-
-def collect_ops(side: Measured) -> dict[OpKey, AlignedOp]:
-    """Return the ops launched in the analysed steps of a run; rows with one key (other strides, say) are one."""
-    steps = max(side.report.steps.count, 1)
-    found: dict[OpKey, AlignedOp] = {}
-    for row in side.report.ops:
-        if row.phase == BEFORE_WINDOW:
-            continue
-        key = OpKey(row.name, row.phase, row.module, row.signature)
-        made = AlignedOp((key,), row.kernel_ns / steps, row.count / steps, side.ops.get(key))
-        if key in found:
-            made = AlignedOp((key,), found[key].ns + made.ns, found[key].calls + made.calls, made.by_step)
-        found[key] = made
-    return found
-
-
-def join_ops(ops: Sequence[AlignedOp]) -> AlignedOp:
-    """Return several ops as one: times are added, step by step where that is known of all."""
-    if len(ops) == 1:
-        return ops[0]
-    known = [op.by_step for op in ops if op.by_step is not None]
-    sums = tuple(map(sum, zip(*known, strict=True))) if len(known) == len(ops) else None
-    keys = tuple(dict.fromkeys(key for op in ops for key in op.keys))
-    return AlignedOp(keys, sum(op.ns for op in ops), sum(op.calls for op in ops), sums)
-
-
-def align_ops(a: Measured, b: Measured) -> list[OpChange]:
-    """Return every op of both runs once, the largest difference first.
-
-    Ops with the same name, phase, module and signature are one; of what is left those with other shapes, then those of the same name.
-    What only one of the two recordings tells (modules, phases, shapes) tells no ops apart.
-    """
-    of_a, of_b = collect_ops(a), collect_ops(b)
-    for field in ("phase", "module", "signature"):
-        known = [any(getattr(key, field) is not None for key in ops) for ops in (of_a, of_b)]
-        if known[0] != known[1]:
-            of_a, of_b = _drop_field(of_a, field), _drop_field(of_b, field)
-    left, right = list(of_a.values()), list(of_b.values())
-    ways: tuple[tuple[Matched, Callable[[OpKey], Hashable]], ...] = (
-        ("exact", lambda key: key),
-        ("shapes", lambda key: key[:3]),
-        ("name", lambda key: _OWN_NAMES.sub(r"\1\2", key.name)),
-    )
-    found = []
-    for matched, of in ways:  # of what is left on both sides; several of one side count together
-        groups: tuple[defaultdict[Hashable, list[AlignedOp]], ...] = (defaultdict(list), defaultdict(list))
-        for ops, group in zip((left, right), groups, strict=True):
-            for op in ops:
-                group[of(op.keys[0])].append(op)
-        both = groups[0].keys() & groups[1].keys()
-        found += [_build_change(join_ops(ops), join_ops(groups[1][key]), matched) for key, ops in groups[0].items() if key in both]
-        left, right = ([op for key, ops in group.items() if key not in both for op in ops] for group in groups)
-    found += [_build_change(op, None, "alone") for op in left]
-    found += [_build_change(None, op, "alone") for op in right]
-    return sorted(found, key=lambda change: (-abs(change.delta_ns), change.name, str(change.phase)))
-
-
-def _drop_field(ops: dict[OpKey, AlignedOp], field: str) -> dict[OpKey, AlignedOp]:
-    groups: defaultdict[OpKey, list[AlignedOp]] = defaultdict(list)
-    for key, op in ops.items():
-        left: dict[str, Any] = {field: None}
-        groups[key._replace(**left)].append(op)
-    return {key: msgspec.structs.replace(join_ops(group), keys=(key,)) for key, group in groups.items()}
-
-
-def _build_change(a: AlignedOp | None, b: AlignedOp | None, matched: Matched) -> OpChange:
-    first, second = a.estimate if a else Estimate(0.0), b.estimate if b else Estimate(0.0)
-    span = batch_means.estimate_difference(first, second, OP_LEVEL) if a and b else None
-    keys = [*(a.keys if a else ()), *(b.keys if b else ())]
-    change: Change = "unchanged"
-    if a is None or b is None:
-        change = "new" if b else "gone"
-    elif abs(second.value - first.value) >= LEAST_CHANGE * max(first.value, second.value):
-        if span is None:
-            change = "not_known" if first.value != second.value else "unchanged"
-        elif not span[0] <= 0 <= span[1]:
-            change = "slower" if span[0] > 0 else "faster"
-    return OpChange(
-        name=keys[0].name,
-        phase=_find_common_word(key.phase for key in keys),
-        module=_find_common_word(key.module for key in keys),
-        signature_a=_find_common_word(key.signature for key in a.keys) if a else None,
-        signature_b=_find_common_word(key.signature for key in b.keys) if b else None,
-        matched=matched,
-        change=change,
-        a_ns=first.value if a else None,
-        b_ns=second.value if b else None,
-        a_spread_ns=a.spread_ns if a else None,
-        b_spread_ns=b.spread_ns if b else None,
-        delta_ns=second.value - first.value,
-        low_ns=span[0] if span else None,
-        high_ns=span[1] if span else None,
-        a_calls=a.calls if a else None,
-        b_calls=b.calls if b else None,
-    )
-
-
-def _find_common_word(words: Iterable[str | None]) -> str | None:
-    different = set(words)
-    return different.pop() if len(different) == 1 else None
-
-
-_MACHINE = {
-    "torch": "torch", "cuda": "CUDA", "driver": "driver", "python": "Python", "system": "system", "cpu": "CPU", "cpu_cores": "CPU cores",
-    "cpu_quota": "CPU quota", "isa": "vector instructions",
-}  # fmt: skip
-_SETTINGS = {
-    "threads": "threads", "interop_threads": "inter-op threads", "float32_matmul_precision": "float32 matmul precision",
-    "cuda_matmul_allow_tf32": "TF32 in matmul", "cudnn_allow_tf32": "TF32 in cuDNN", "fp32_precision": "fp32 precision",
-    "reduced_precision_reduction": "reduced-precision reduction", "autocast": "autocast", "compiled": "compiled",
-    "cudnn_benchmark": "cuDNN benchmark", "cudnn_enabled": "cuDNN", "cudnn_deterministic": "cuDNN deterministic",
-    "deterministic": "deterministic", "sdp_backends": "attention kernels", "anomaly_detection": "anomaly detection",
-    "allocator": "allocator", "optimizers": "optimizers", "loader": "loader",
-}  # fmt: skip
-_LOADER = {
-    "batch_size": "batch size", "num_workers": "workers", "pin_memory": "pinned memory", "prefetch_factor": "prefetch factor",
-    "persistent_workers": "persistent workers", "drop_last": "drop last", "start_method": "start method",
-}  # fmt: skip
-
 FEW_STEPS = 3
 """Analysed steps below which means of ops say little."""
 
@@ -290,10 +141,8 @@ def list_comparison_warnings(a: Measured, b: Measured, names: tuple[str, str] = 
     ranks = [len(side.report.source.ranks or (0,)) for side in (a, b)]
     if ranks[0] != ranks[1]:
         found.append(f"other numbers of ranks: {ranks[0]} and {ranks[1]}")
-    # Of the unprofiled steps; 0 where batches were not seen
-    first, second = (float(statistics.median([samples for samples in side.plain_samples if samples] or [0])) for side in (a, b))
-    # Difference of the samples of a step from which its time is another matter: the last batch of an epoch may be smaller
-    if first and second and abs(second / first - 1) > 0.02:
+    first, second = count_samples(a), count_samples(b)
+    if first and second and abs(second / first - 1) > OTHER_BATCH:
         found.append(f"other batches: {first:g} and {second:g} samples a step: compare samples per second, not steps")
     sides = list(zip(names, (a, b), strict=True))
     whole = [name for name, side in sides if side.report.steps.source == WHOLE_TRACE]
@@ -309,7 +158,7 @@ def list_comparison_warnings(a: Measured, b: Measured, names: tuple[str, str] = 
                 said = f"{'invalid' if finding.severity == 'critical' else 'weak'}: {finding.message}"
                 weak.setdefault(said, []).append(name)
     found += [f"the measurement of {' and '.join(of)} is {said}" for said, of in weak.items()]
-    return (*found, *_compare_settings(a.report, b.report, names))
+    return (*found, *_compare_settings(a, b, names))
 
 
 def describe_ranks(sides: Sequence[Measured], names: Sequence[str]) -> list[str]:
@@ -323,41 +172,13 @@ def describe_ranks(sides: Sequence[Measured], names: Sequence[str]) -> list[str]
     return [f"{' and '.join(told)}; gpudiag report compares the ranks of a run"] if told else []
 
 
-def _compare_settings(a: ReportData, b: ReportData, names: tuple[str, str]) -> Iterator[str]:
-    if a.recorded is None or b.recorded is None:
-        missing = [name for name, report in zip(names, (a, b), strict=True) if report.recorded is None]
+def _compare_settings(a: Measured, b: Measured, names: tuple[str, str]) -> Iterator[str]:
+    missing = [name for name, side in zip(names, (a, b), strict=True) if side.report.recorded is None]
+    if missing:
         said = "neither holds a record of them" if len(missing) > 1 else f"{missing[0]} holds no record of them"
         yield f"whether dtype, TF32, threads and versions differ is not known: {said} (a bundle does)"
-    else:
-        machine = _list_differences(a.recorded.machine, b.recorded.machine, _MACHINE)
-        changed = [*machine, *_list_differences(a.recorded.settings, b.recorded.settings, _SETTINGS)]
-        programs = (a.recorded.program, b.recorded.program)
-        commits = [program.code.commit[:10] if program and program.code else "" for program in programs]
-        if commits[0] and commits[1] and commits[0] != commits[1]:
-            changed.append(f"commit {commits[0]} -> {commits[1]}")
-        if changed:
-            yield f"set otherwise in {names[1]}: {'; '.join(changed)}"
-    first, second = a.mfu.dtype if a.mfu else "", b.mfu.dtype if b.mfu else ""
+    if changed := [f"{change.label} {change.a} -> {change.b}" for change in list_setting_changes(a, b)]:
+        yield f"set otherwise in {names[1]}: {'; '.join(changed)}"
+    first, second = (side.report.mfu.dtype if side.report.mfu else "" for side in (a, b))
     if first and second and first != second:
         yield f"most matrix work is {first} in {names[0]} and {second} in {names[1]}"
-
-
-def _list_differences(a: msgspec.Struct, b: msgspec.Struct, names: dict[str, str]) -> Iterator[str]:
-    for field, label in names.items():
-        old, new = getattr(a, field), getattr(b, field)
-        if isinstance(old, LoaderSettings) and isinstance(new, LoaderSettings):
-            yield from (f"loader {said}" for said in _list_differences(old, new, _LOADER))
-        elif old != new and old is not None and new is not None and old != "" and new != "":
-            yield f"{label} {_format_value(old)} -> {_format_value(new)}"
-
-
-def _format_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, dict):
-        return ", ".join(f"{key}={_format_value(item)}" for key, item in sorted(value.items())) or "none"
-    if isinstance(value, tuple):
-        return ", ".join(map(_format_value, value)) or "none"
-    if isinstance(value, OptimizerSettings):
-        return f"{value.name} ({value.implementation})" if value.implementation else value.name
-    return str(value)

@@ -319,6 +319,7 @@ CHECKS: dict[str, Callable[[ObservedMachine], Check]] = {
         "boot with clocksource=tsc, or ask whoever runs the machine",
     ),
     "dashboard": partial(_check_extra, "dashboard", ("dash", "waitress"), "no dashboard in a browser; reports as HTML work"),
+    "mcp": partial(_check_extra, "mcp", ("mcp",), "no tools for coding agents; gpudiag report --brief works"),
     "cluster": partial(_check_extra, "cluster", ("distributed",), "ranks are read on this machine only (--scheduler does not work)"),
     "Python": lambda _: Result("ok", f"{platform.python_version()} ({platform.system()} {platform.machine()})"),
 }  # fmt: skip

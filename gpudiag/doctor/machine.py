@@ -19,7 +19,7 @@ import msgspec
 from gpudiag.model.bundle import UNREADABLE
 
 Status = Literal["ok", "missing", "limited", "not applicable", "unknown"]
-Need = Literal["core", "train", "gpu", "compile", "telemetry", "dashboard", "cluster"]
+Need = Literal["core", "train", "gpu", "compile", "telemetry", "dashboard", "mcp", "cluster"]
 
 
 class Check(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from gpudiag.attribution.call_sites import INSTALLED, find_own_paths
 from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts import (
     capacity,
+    compilations,
     cudnn_layers,
     fused_kernels,
     host_time,
@@ -299,7 +300,8 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "cpu_side_work": find_cpu_side_call_sites,
     "pinned_copies": _costly_ops(input_pipeline.find_pinned_copies),
     "allocations": lambda window: find_idle_call_sites(window, "idle_allocation"),
-    "compilations": lambda window: find_idle_call_sites(window, "idle_compile"),
+    "compilations": lambda window: compilations.list_recompiled_places(window) or find_idle_call_sites(window, "idle_compile"),
+    "graph_breaks": compilations.list_break_places,
     "slow_steps": _rank_samples,
     "kept_tensors": find_kept_tensor_call_sites,
     "stalls": lambda window: find_idle_call_sites(window, "idle_gc", "idle_io"),

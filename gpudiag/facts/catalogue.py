@@ -8,6 +8,7 @@ from types import ModuleType
 from gpudiag.facts import (
     capacity,
     communication,
+    compilations,
     cudnn_layers,
     data_parallel,
     efficiency,
@@ -43,6 +44,7 @@ from gpudiag.trace.table_store import release_memory
 MODULES: tuple[ModuleType, ...] = (
     efficiency,
     idle_time,
+    compilations,
     host_time,
     loops,
     whole_run,

@@ -197,19 +197,20 @@ GRAPH_CALL = r"^CompiledFunction$"
 BACKWARD_NODE = r"^autograd::engine::evaluate_function: CompiledFunctionBackward$"
 
 
-def _find_ops(window: Window, pattern: str) -> pl.DataFrame:
+def find_ops(window: Window, pattern: str) -> pl.DataFrame:
+    """Return the ops of the analysed steps whose names match, in their order."""
     return window.recorded_ops.filter(window.within_steps & match_column("name", pattern)).sort("start_ns")
 
 
-def _find_graph_calls(window: Window) -> pl.DataFrame:
+def find_graph_calls(window: Window) -> pl.DataFrame:
     """Return the graph calls of the steps with `region`, the start of the outermost compiled region around each, where it holds several.
 
     Raises NotKnownError where the trace marks the calls but not the regions (older torch): which belong together is not told then.
     """
-    regions = _find_ops(window, COMPILED_REGION)
+    regions = find_ops(window, COMPILED_REGION)
     last = pl.col("end_ns").cum_max().shift(1).over("thread")
     outer = regions.filter((pl.col("start_ns") >= last).fill_null(True)).select("thread", region="start_ns", region_end="end_ns")
-    calls = _find_ops(window, GRAPH_CALL)
+    calls = find_ops(window, GRAPH_CALL)
     if calls.height and not outer.height:
         raise NotKnownError("this version of torch does not mark compiled regions, so which graphs are of one function is not known")
     if not calls.height:
@@ -237,17 +238,17 @@ def break_ns(window: Window) -> float:
     further graphs.
     """
     # the host's time between the graphs of one compiled region: eager ops, guards, Python
-    calls = _find_graph_calls(window).sort("thread", "start_ns")
+    calls = find_graph_calls(window).sort("thread", "start_ns")
     between = calls.select(start_ns=pl.col("end_ns").cum_max().shift(1).over("thread", "region"), end_ns="start_ns").drop_nulls()
     breaks = spans.build_spans(between.filter(pl.col("end_ns") > pl.col("start_ns")))
     if window.on_cpu:
         pieces_ns = 0.0
         if calls.height:  # of the time in compiled functions, forward and backward, each graph writes its results and reads its inputs
-            inside = [_find_ops(window, pattern).select("start_ns", "end_ns") for pattern in (COMPILED_REGION, BACKWARD_NODE)]
+            inside = [find_ops(window, pattern).select("start_ns", "end_ns") for pattern in (COMPILED_REGION, BACKWARD_NODE)]
             whole, matrix = spans.build_spans(pl.concat(inside)), window.kernels.filter(pl.col("family").is_in(MATRIX_FAMILIES))
             products = _filter_begun_within(matrix, matrix["start_ns"], whole)["time_ns"].sum()
             outside = max(0.0, spans.measure_spans(spans.merge_spans(whole)) - float(products))
-            pieces_ns = outside * _count_further_graphs(calls) / max(1, _find_ops(window, GRAPH_CALL).height)
+            pieces_ns = outside * _count_further_graphs(calls) / max(1, find_ops(window, GRAPH_CALL).height)
         return min(max(float(spans.measure_spans(breaks)), pieces_ns), float(window.wall_ns))
     issued = window.analysis.trace.ops.select(op="id", issued_ns="start_ns")
     eager = window.kernels.join(issued, on="op", how="left").filter(pl.col("issued_ns").is_not_null())
@@ -255,7 +256,7 @@ def break_ns(window: Window) -> float:
     lost_ns = float(spans.measure_overlap(breaks, window.idle_spans("idle_launch", "idle_sync", "idle_unexplained")) + eager_ns)
     if calls.height:  # what the generated kernels would save at most where pieces of a function became one: each writes for the next
         generated = window.kernels.filter(pl.col("name").str.contains(GENERATED_KERNEL))
-        lost_ns += window.exposed_ns(generated) * _count_further_graphs(calls) / max(1, _find_ops(window, GRAPH_CALL).height)
+        lost_ns += window.exposed_ns(generated) * _count_further_graphs(calls) / max(1, find_ops(window, GRAPH_CALL).height)
     return min(lost_ns, float(window.wall_ns))
 
 
@@ -285,7 +286,7 @@ FACTS = (
     fact("without_compiling_ns", "ns", "Time saved if nothing was compiled: the larger of what-if compile=0 and compiling_ns.",
          lambda window: max(without_compile_ns(window), float(compiling_ns(window)))),
     fact("breaks_per_step", "count", "Times per step that compiled code was left between two graphs of one compiled function; calls of "
-         "several functions do not count.", lambda window: _count_further_graphs(_find_graph_calls(window)) / window.step_count),
+         "several functions do not count.", lambda window: _count_further_graphs(find_graph_calls(window)) / window.step_count),
     *with_share(break_ns),
 )
 # fmt: on

@@ -12,6 +12,7 @@ import msgspec
 import polars as pl
 
 from gpudiag.model.bundle import Manifest
+from gpudiag.model.compilation import CompileLog
 from gpudiag.model.experiment import ExperimentData
 from gpudiag.model.graph import Graph
 from gpudiag.model.hardware import Device, DeviceKind, Energy, Telemetry
@@ -110,6 +111,8 @@ class Analysis(msgspec.Struct, frozen=True):
     energy: Energy | None = None
     memory: MemoryReport | None = None
     """None: no allocation was recorded."""
+    compile_log: CompileLog | None = None
+    """What torch.compile did; None: nothing was compiled, or it was not recorded."""
     experiments: tuple[ExperimentData, ...] = ()
     """What `gpudiag ab` has kept in the bundle, the oldest first."""
     gpu_hour_price: float | None = None

@@ -117,6 +117,11 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     wrappers: Wrappers | None = None
     activation_checkpointing: bool | None = None
     """Whether torch.utils.checkpoint ran in the loop, or a module was set up for it."""
+    sources: dict[str, str] | None = None
+    """Digest of each file of the program when it was recorded, by its path below the folder that Python imports it from.
+
+    None: not wanted, or an older gpudiag.
+    """
 
 
 BUNDLE_VERSION = 2

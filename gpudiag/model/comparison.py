@@ -193,6 +193,12 @@ class OpChange(msgspec.Struct, frozen=True, kw_only=True):
     a_calls: float | None = None
     """Calls a step; null: not there."""
     b_calls: float | None = None
+    a_flops: float | None = None
+    """FLOP a step; null: not there, or not known."""
+    b_flops: float | None = None
+    a_bytes: float | None = None
+    """Compulsory bytes a step; null: not there, or not known."""
+    b_bytes: float | None = None
 
 
 class PartChange(msgspec.Struct, frozen=True):
@@ -218,6 +224,94 @@ class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
     """Of the run without it: '' where the rule passed, else why it could not be judged there. A finding that went so is not mended."""
 
 
+class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that was set otherwise in B, or that the recordings saw otherwise."""
+
+    name: str
+    """Its place, such as 'loader.num_workers', 'settings.threads', 'packages.numpy', 'variables.OMP_NUM_THREADS', 'command', 'samples'."""
+    label: str
+    a: str
+    b: str
+
+
+OpCause = Literal[
+    "slower", "faster", "more_work", "less_work", "more_calls", "fewer_calls", "other_shapes", "unknown_work", "other_type",
+    "other_kernels", "recompute", "data_work", "replaced", "new", "gone",
+]  # fmt: skip
+"""What happened to ops. slower, faster: the same work takes another time; more_work, less_work: a call has more or less FLOP or bytes;
+other_shapes: how much work they have is not known; unknown_work: neither shapes nor work are; other_type, other_kernels: the same calls on
+another element type, by other kernels; recompute: forward work repeated in the backward pass; data_work: ops that make batches; replaced:
+ops of one phase that are gone, and others that are new there."""
+
+CauseKind = str
+"""An OpCause; a part of the step that is no work of ops (model.timeline.BUCKETS); or what is left: 'other_work', work on the device that
+was not launched in these steps; 'small', all that changed by no more than it varies, or by next to nothing; 'rest', what of the
+difference the profiled steps do not have."""
+
+
+class CausePart(msgspec.Struct, frozen=True, kw_only=True):
+    """An op, or a place of idle time, within a cause. Times are ns a step, work that runs beside other work shared with it."""
+
+    name: str
+    phase: str | None = None
+    a_ns: float
+    b_ns: float
+    signature_a: str | None = None
+    signature_b: str | None = None
+    a_calls: float | None = None
+    b_calls: float | None = None
+    a_flops: float | None = None
+    b_flops: float | None = None
+    kernel_a: str | None = None
+    """Of other_kernels: the kernel that took most of its time; null: not recorded."""
+    kernel_b: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+    @property
+    def delta_ns(self) -> float:
+        """Return B less A."""
+        return self.b_ns - self.a_ns
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of the difference of two steps."""
+
+    kind: CauseKind
+    phase: str | None = None
+    """Of ops that are new, gone or replaced: the phase in which they are; null: several, or not recorded."""
+    a_ns: float
+    b_ns: float
+    delta_ns: float
+    share: float | None = None
+    """delta_ns over the difference of the steps; below 0: it works against it. Null: there is no difference."""
+    low_ns: float | None = None
+    """Interval of 95 % of delta_ns, for the variance from step to step; null: not known."""
+    high_ns: float | None = None
+    parts: tuple[CausePart, ...] = ()
+    """The largest of them."""
+    settings: tuple[str, ...] = ()
+    """Names of the `settings` that it is consistent with, the most specific first: none is proved to be why."""
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """The difference of two steps, taken apart: the deltas of `causes` sum to difference_ns."""
+
+    difference_ns: float
+    """Of the steps that StepComparison.ratio compares, B less A."""
+    profiled_ns: float
+    """Of the means of the analysed steps: what the causes but 'rest' sum to."""
+    causes: tuple[Cause, ...] = ()
+    """Those in the direction of the difference first, the largest first; then those against it; then small, other_work and rest."""
+    settings: tuple[SettingChange, ...] = ()
+    work_ratio: float | None = None
+    """How much more work calls of the same ops have in B: that of the median time in ops whose FLOP or bytes are known; null: of none."""
+    settings_known: bool = True
+    """Whether both recordings tell what they were recorded with; False: `settings` are those that both tell."""
+    same_program: bool | None = None
+    """Whether most ops have their like on the other side; null: no ops to tell it by."""
+
+
 class StepComparison(msgspec.Struct, frozen=True, kw_only=True):
     """What changed from A to B: the JSON of `gpudiag compare`."""
 
@@ -239,6 +333,8 @@ class StepComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Largest difference first."""
     parts: tuple[PartChange, ...] = ()
     findings: tuple[FindingChange, ...] = ()
+    explanation: Explanation | None = None
+    """Null: one of them has no complete step."""
     warnings: tuple[str, ...] = ()
     """Why the two may not be comparable: other devices, settings, batches, kinds of recordings."""
     gate: GateResult | None = None
@@ -270,3 +366,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Idle time of the device in each analysed step."""
     ops: dict[OpKey, tuple[int, ...]] = {}
     """Kernel time of an op in ns, by the analysed step that launched it."""
+    parts_ns: dict[str, tuple[int, ...]] = {}
+    """Each part of the breakdown (model.timeline.BUCKETS) in each analysed step."""
+    device_ns: dict[OpKey, tuple[float, ...]] = {}
+    """Time of each analysed step in which an op's work ran on the device: what runs at once shares it, and messages and copies, which
+    count where nothing hides them, have none. With these and what is idle it sums to the step."""
+    command: tuple[str, ...] = ()
+    """The program and its arguments, as `gpudiag run` was given them; (): not known."""

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from gpudiag.model.bundle import Machine, Program, Settings
+from gpudiag.model.compilation import CompileReport
 from gpudiag.model.experiment import Outcome
 from gpudiag.model.finding import Finding, RuleOutcome, Where
 from gpudiag.model.hardware import DeviceKind, Energy, PeakProvenance, Telemetry
@@ -249,6 +250,20 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     program: Program | None = None
 
 
+class CodeLines(msgspec.Struct, frozen=True, kw_only=True):
+    """The lines of the program around one that the report names, as they were when it was recorded."""
+
+    file: str
+    """As in `findings[].where`: the end of its path."""
+    line: int
+    first: int = 1
+    """Number of the first of `lines`."""
+    lines: tuple[str, ...] = ()
+    """Empty where they are not known."""
+    status: Literal["same", "changed", "missing"] = "same"
+    """Of the file where the report was made: the one that was recorded, another one, or not there."""
+
+
 class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     """One report: the keys of its JSON."""
 
@@ -274,6 +289,8 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     """What only the comparison of ranks tells, with the same `ranks`; null: one rank was analysed alone."""
     lines: tuple[Where, ...] = ()
     """The program's line that most work of the device runs under, its backward pass included, and the one below it with most of that."""
+    code: tuple[CodeLines, ...] = ()
+    """Around the places of findings and `lines`; empty where the recording does not tell which files its program had."""
     findings: tuple[Finding, ...] = ()
     rules: tuple[RuleOutcome, ...] = ()
     experiments: tuple[Outcome, ...] = ()
@@ -284,6 +301,8 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     what_ifs: tuple[WhatIf, ...] = ()
     history: StepHistory | None = None
     """All steps of the run; null: a trace alone was read, or no record of its steps was found."""
+    compilation: CompileReport | None = None
+    """What torch.compile did; null: nothing was compiled, or the recording does not hold it (a trace alone, an older gpudiag)."""
     recorded: Recorded | None = None
     """None: a trace alone, which does not say."""
 

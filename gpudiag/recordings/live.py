@@ -34,6 +34,17 @@ STALE_AFTER_S = 60.0
 Stamp = tuple[int, int]
 
 
+LATEST = 200
+"""Steps that the pace is over: enough that one slow step says nothing, few enough that a change is seen soon."""
+
+
+class Pace(NamedTuple):
+    """How fast a run goes: the median over its latest unprofiled steps, and how many these are."""
+
+    step_ns: float
+    over: int
+
+
 class RecordedSoFar(NamedTuple):
     """What a bundle holds now. The frames are the tables of model.trace, in their order."""
 
@@ -46,6 +57,16 @@ class RecordedSoFar(NamedTuple):
     segments: int
     changed_unix_ns: int
     warnings: tuple[str, ...] = ()
+
+    def select_latest(self) -> pl.DataFrame:
+        """Return the latest unprofiled steps."""
+        return self.steps.filter(pl.col("window") == "plain").tail(LATEST)
+
+    def measure_pace(self) -> Pace | None:
+        """Return the pace of the run; None before its first unprofiled step."""
+        latest = self.select_latest()["wall_ns"]
+        median = latest.median()
+        return Pace(float(median), len(latest)) if isinstance(median, int | float) else None
 
 
 def estimate_patience_s(begun_unix_ns: int, newest_unix_ns: int) -> float:
@@ -174,9 +195,6 @@ class GrowingRecording:
             return self._told[1]
 
 
-LATEST = 200
-"""Steps that the pace is over: enough that one slow step says nothing, few enough that a change is seen soon."""
-
 GONE_AFTER_S = 600.0
 """A run writes at its steps alone; one that has written nothing for ten minutes is taken for dead (an evaluation, or a compilation, may
 take a few)."""
@@ -223,8 +241,8 @@ class Watch:
         grown = self._growing.read()
         silent_s = max(0.0, self._clock() - grown.changed_unix_ns * 1e-9)
         status, reason = _describe_status(grown.manifest, silent_s)
-        plain = grown.steps.filter(pl.col("window") == "plain").tail(LATEST)
-        median, samples_per_ns = plain["wall_ns"].median(), _divide_by_wall(plain, "samples")
+        plain, pace = grown.select_latest(), grown.measure_pace()
+        samples_per_ns = _divide_by_wall(plain, "samples")
         latest = {name: grown.telemetry[name].drop_nulls().tail(1) for name in SAMPLES}
         windows = []
         for window in grown.manifest.windows:
@@ -237,7 +255,7 @@ class Watch:
             reason=reason,
             silent_s=silent_s,
             steps=max(grown.manifest.steps, grown.steps.height),
-            step_ns=float(median) if isinstance(median, int | float) else None,
+            step_ns=pace.step_ns if pace else None,
             over=plain.height,
             loader_share=_divide_by_wall(plain, "loader_wait_ns"),
             samples_per_s=None if samples_per_ns is None else samples_per_ns * 1e9,

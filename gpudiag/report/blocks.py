@@ -196,6 +196,17 @@ class Tiles(msgspec.Struct, frozen=True):
     tiles: tuple[Tile, ...]
 
 
+class Excerpt(msgspec.Struct, frozen=True):
+    """Lines of the program around a place; `first`: number of the first of them, `marked`: that of the line that is meant."""
+
+    place: str
+    first: int
+    marked: int
+    lines: tuple[str, ...]
+    note: str = ""
+    """What to know of them, or why there are none."""
+
+
 class Fix(msgspec.Struct, frozen=True):
     """A fix of a finding: what it does, how far results may differ, the change of the code, and the command that tests it."""
 
@@ -207,6 +218,10 @@ class Fix(msgspec.Struct, frozen=True):
     note: str = ""
     page: str = ""
     """Address of the page of the dashboard that runs the test."""
+    diff: str = ""
+    """The change as a diff of the recorded script."""
+    diff_note: str = ""
+    """What to know of it, or why there is none."""
 
 
 class FindingCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,6 +238,8 @@ class FindingCard(msgspec.Struct, frozen=True, kw_only=True):
     figure: str = ""
     """The upper bound alone: 'up to 33 %'."""
     places: tuple[tuple[str, Link | None], ...] = ()
+    code: tuple[Excerpt, ...] = ()
+    """Of the places, where the lines of the program are known, or why they are not."""
     fixes: tuple[Fix, ...] = ()
     why: str = ""
     symptoms: tuple[tuple[str, str], ...] = ()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from gpudiag.model.comparison import Change, OpChange, StepComparison
 from gpudiag.model.event_labels import format_kernel_name
 from gpudiag.report.blocks import Block, Cell, Column, Document, Listing, Paragraph, Row, Section, Table, Tone, build_row, say_all
+from gpudiag.report.causes import build_causes_section, format_main_cause, format_signed_ns, format_unlike
 from gpudiag.report.labels import format_bucket_name, pluralize
 from gpudiag.units import describe_ratio_change, format_ns, format_ratio_change, format_share
 
@@ -28,12 +29,15 @@ def format_comparison_headline(found: StepComparison) -> str:
     ratio = found.ratio
     if ratio is None:
         return "The steps cannot be compared: one of the recordings has no complete step"
-    if ratio.low is None or ratio.high is None:
-        return f"In B {describe_ratio_change(ratio.value)}; whether that is more than noise is unknown: {ratio.reason}"
-    interval = f"interval {format_ratio_change(ratio.low or 1.0)} to {format_ratio_change(ratio.high or 1.0)}"
+    ns = None if found.explanation is None else abs(found.explanation.difference_ns)
+    changed = describe_ratio_change(ratio.value)
+    if ns is not None and abs(ratio.value - 1) >= 0.0005:
+        changed = f"{format_ns(ns)} ({format_share(abs(ratio.value - 1), 1)}) {'longer' if ratio.value > 1 else 'less'} a step"
+    interval = "" if ratio.low is None or ratio.high is None else f"{format_ratio_change(ratio.low)} to {format_ratio_change(ratio.high)}"
     if found.verdict == "no_difference":
-        return f"No difference: the median step changed by {format_ratio_change(ratio.value)}, {interval}"
-    return f"In B {describe_ratio_change(ratio.value)} ({interval})"
+        return f"No difference beyond noise: the median step changed by {format_ratio_change(ratio.value)}, interval {interval}"
+    doubt = f" (interval {interval})" if interval else f", and whether that is more than noise is unknown ({ratio.reason})"
+    return ": ".join(filter(None, (f"B takes {changed}{doubt}", format_main_cause(found))))
 
 
 def format_interval_meaning(found: StepComparison) -> str:
@@ -61,8 +65,15 @@ def build_comparison(found: StepComparison, top: int) -> Document:
     gate, meaning = format_speed_gate(found), format_interval_meaning(found)
     failed = found.gate is not None and found.gate.fails
     leads: list[Block] = [Paragraph(gate, "bad" if failed else "strong")] if gate else []
+    leads += say_all([format_unlike(found)], "strong")
     leads += [Listing(found.warnings, "warning")] if found.warnings else []
-    sections = (build_runs_section(found), build_parts_section(found), build_ops_section(found, top), build_findings_section(found))
+    sections = (
+        build_causes_section(found),
+        build_runs_section(found),
+        build_parts_section(found),
+        build_ops_section(found, top),
+        build_findings_section(found),
+    )
     return Document(
         "gpudiag compare",
         format_comparison_headline(found),
@@ -102,18 +113,13 @@ def build_parts_section(found: StepComparison) -> Section | None:
     times = [(format_bucket_name(part.name, work=work, device=device), part.a_ns, part.b_ns) for part in found.parts]
     whole = f"profiled step (mean of {found.a.analysed_steps} and {found.b.analysed_steps})"
     sums = (sum(part.a_ns for part in found.parts), sum(part.b_ns for part in found.parts))
-    rows = [build_row(label, format_ns(a), format_ns(b), format_change_ns(b - a)) for label, a, b in times]
-    rows.append(build_row(whole, *map(format_ns, sums), format_change_ns(sums[1] - sums[0]), level="total"))
+    rows = [build_row(label, format_ns(a), format_ns(b), format_signed_ns(b - a)) for label, a, b in times]
+    rows.append(build_row(whole, *map(format_ns, sums), format_signed_ns(sums[1] - sums[0]), level="total"))
     columns = (Column("part of the profiled step", "words"), *_SIDES, Column("change", "number"))
     return Section("Where the step goes", (Table(columns, tuple(rows), "Where the step goes"),))
 
 
 _SIDES = (Column("A", "number", least=50), Column("B", "number", least=50))
-
-
-def format_change_ns(delta: float) -> str:
-    """Return a difference with its sign."""
-    return "0" if abs(delta) < _LISTED else f"{'+' if delta > 0 else ''}{format_ns(delta)}"
 
 
 def build_ops_section(found: StepComparison, top: int) -> Section:
@@ -136,7 +142,7 @@ def build_changes_table(changes: Sequence[OpChange]) -> Table:
             for mean, spread in ((change.a_ns, change.a_spread_ns), (change.b_ns, change.b_spread_ns))
         ]
         interval = () if change.low_ns is None or change.high_ns is None else (change.low_ns, change.high_ns)
-        between = (" to ".join(map(format_change_ns, interval)),) if interval else ()
+        between = (" to ".join(map(format_signed_ns, interval)),) if interval else ()
         said = ", ".join(word for word in (MARKS[change.change], _MATCHES[change.matched]) if word)
         shapes = " -> ".join(dict.fromkeys(text for text in (change.signature_a, change.signature_b) if text))
         calls = ""
@@ -145,7 +151,7 @@ def build_changes_table(changes: Sequence[OpChange]) -> Table:
         rows.append(
             build_row(
                 Cell(format_kernel_name(change.name), link=("op", change.name)), change.phase or "", *times,
-                Cell(format_change_ns(change.delta_ns), change.delta_ns, between, tone), Cell(said, tone=tone),
+                Cell(format_signed_ns(change.delta_ns), change.delta_ns, between, tone), Cell(said, tone=tone),
                 detail=", ".join(text for text in (change.module, shapes, calls) if text),
             )
         )  # fmt: skip
@@ -163,7 +169,7 @@ def _list_op_notes(found: StepComparison, changed: int, shown: int) -> Iterator[
     sums = []
     for word, said in MARKS.items():
         if deltas := [change.delta_ns for change in found.ops if change.change == word]:
-            sums.append(f"{said} {len(deltas):,} {pluralize(len(deltas), 'op')}, {format_change_ns(sum(deltas))} a step")
+            sums.append(f"{said} {len(deltas):,} {pluralize(len(deltas), 'op')}, {format_signed_ns(sum(deltas))} a step")
     yield f"in all: {'; '.join(sums)}"
     a, b = ("none" if share is None else format_share(share, 1) for share in (found.aligned_a_share, found.aligned_b_share))
     yield f"aligned: {a} of the op time of A and {b} of that of B"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set as AbstractSet
 
 from gpudiag.model.finding import RuleOutcome
 from gpudiag.model.hardware import SCALED_PEAKS
@@ -110,10 +111,11 @@ def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:
     return [(topic, text) for topic, text in lines if text]
 
 
-def list_warnings(report: ReportData) -> list[str]:
-    """Return the warnings without those that only repeat what a line above them says: how many steps there are, a file that breaks off."""
+def list_warnings(report: ReportData, but: AbstractSet[NoticeCode] = frozenset()) -> list[str]:
+    """Return the warnings without those that only repeat what a line above them says: how many steps there are, a file that breaks off;
+    and without those of `but`."""
     pairs = zip(report.trust.warnings, report.trust.notices, strict=True)
-    return [text for text, notice in pairs if notice.code not in _SAID_ABOVE]
+    return [text for text, notice in pairs if notice.code not in _SAID_ABOVE | but]
 
 
 def _find_warning(report: ReportData, codes: frozenset[NoticeCode]) -> str:
@@ -123,6 +125,11 @@ def _find_warning(report: ReportData, codes: frozenset[NoticeCode]) -> str:
 
 def _has_code(rule: RuleOutcome, codes: frozenset[NoticeCode]) -> bool:
     return rule.notice is not None and rule.notice.code in codes
+
+
+def format_basis(report: ReportData) -> str:
+    """Return what all figures of a report rest on: the analysed steps, the peaks, the profiler's part."""
+    return f"Basis: {format_steps(report)} {format_device(report)} {_format_slowdown(report)}"
 
 
 def format_coverage(report: ReportData) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from gpudiag.model.report import ReportData
 from gpudiag.report import (
+    compilation,
     data_quality,
     environment,
     findings,
@@ -57,6 +58,7 @@ def build_document(report: ReportData, amount: Amount, *, script: str | None = N
         build_experiments_section(report, amount),
         idle_time.build_what_if_section(report, amount),
         idle_time.build_idle_section(report, amount),
+        compilation.build_compilation_section(report, amount),
         build_roofline_section(report) if amount.page else None,
         run.build_history_section(report, amount),
         telemetry.build_telemetry_section(report, amount),

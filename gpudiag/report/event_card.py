@@ -37,11 +37,13 @@ _HOST = {
     "call": "runtime call",
     "wait": "synchronising call",
     "mark": "annotation",
+    "frame": "Python function",
 }
 _NAMES = {
     "kernels": "name",
     "ops": "name",
     "marks": "name",
+    "frames": "name",
     "launches": "api",
     "steps": "name",
     "idle": "cause",
@@ -255,7 +257,7 @@ def _describe_span(table: str, source: _EventTables, number: int) -> Card:
         counted = "counts in the breakdown" if row["analysed"] else "left out of the analysis: at the edge of the recording"
         lines: CardLines = [("analysed", counted), ("found by", source.analysis.steps_source)]
     else:
-        lines = [("category", _clean_name(row["category"]))]
+        lines = [("category", _clean_name(row.get("category", "Python function")))]
     return _make_card(table, row, _clean_name(row["name"]) or ("step" if table == "steps" else "annotation"), lines, [])
 
 
@@ -267,4 +269,5 @@ _CARDS: dict[str, Callable[[_EventTables, int], Card]] = {
     "critical_path": _describe_path,
     "steps": partial(_describe_span, "steps"),
     "marks": partial(_describe_span, "marks"),
+    "frames": partial(_describe_span, "frames"),
 }

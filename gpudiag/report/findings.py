@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -19,6 +19,7 @@ from gpudiag.report.blocks import (
     Block,
     Column,
     Document,
+    Excerpt,
     FindingCard,
     Fix,
     Fold,
@@ -142,7 +143,8 @@ def build_finding_card(
     brief = terminal and number > 1 and not amount.everything
     ops = {clean(row.name, 160) for row in report.ops}
     places: list[tuple[str, Link | None]] = []
-    for place in select_places(finding, report, 1 if brief else min(amount.places, 2) if terminal else 3):
+    told_places = select_places(finding, report, 1 if brief else min(amount.places, 2) if terminal else 3)
+    for place in told_places:
         name = clean(place.what.partition(" [")[0].removesuffix(" on").split(", ")[0], 160)  # the op of the table that it names
         places.append((labels.format_place(place, report), ("op", name) if name in ops else None))
     fixes = []
@@ -163,12 +165,30 @@ def build_finding_card(
         share=finding.ceiling.share if finding.ceiling else None,
         figure=labels.format_bound_figure(finding),
         places=tuple(places),
+        code=tuple(build_excerpts(told_places, report)) if amount.page else (),
         fixes=tuple(fixes[: 1 if brief else min(amount.fixes, 3) if terminal else None]),
         why=finding.why if amount.page or not finding.fixes else "",
         symptoms=symptoms if amount.document or amount.everything else tuple((rule, "") for rule, _ in symptoms),
         evidence=evidence,
         references=finding.references if amount.page else (),
     )
+
+
+def build_excerpts(places: Iterable[Where], report: ReportData) -> Iterator[Excerpt]:
+    """Yield the lines of the program around each place; that a file is gone or has changed is said once."""
+    known, said = {(code.file, code.line): code for code in report.code}, set[str]()
+    for file, line in dict.fromkeys((place.file, place.line) for place in places):
+        code = known.get((file or "", line or 0))
+        if code is None or (not code.lines and code.file in said):
+            continue
+        note = ""
+        if not code.lines:
+            said.add(code.file)
+            why = "has changed since the recording" if code.status == "changed" else "is not where the report was made"
+            note = f"{code.file} {why}: its lines are not shown."
+        elif code.status == "changed":
+            note = "As recorded; the file has changed since."
+        yield Excerpt(f"{code.file}:{code.line}", code.first, code.line, code.lines, note)
 
 
 _SECRET_WORDS = {"token", "secret", "password", "passwd", "passphrase", "credential", "credentials", "auth", "apikey"}

@@ -36,9 +36,9 @@ def title_breakdown(report: ReportData) -> str:
     return f"Where {labels.format_span(report)} goes"
 
 
-def build_bars(report: ReportData) -> Bars | None:
-    """Return the parts of a step, None where no time was analysed."""
-    rows = labels.build_bucket_rows(report, limit=16)
+def build_bars(report: ReportData, most: int = 16) -> Bars | None:
+    """Return the parts of a step, at most about `most`; None where no time was analysed."""
+    rows = labels.build_bucket_rows(report, limit=most)
     parts = tuple(BarPart(labels.name_css_classes(row.bucket), row.label, row.ns, row.share) for row in rows)
     return Bars(parts, f"sum: the {labels.name_span(report)}", labels.step_ns(report)) if parts else None
 

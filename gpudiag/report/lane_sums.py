@@ -20,7 +20,7 @@ from gpudiag.units import format_ns, format_share
 MOST_NAMES = 15
 """Rows of a table: those with most time."""
 
-SEARCHED = ("kernels", "ops", "launches", "marks")
+SEARCHED = ("kernels", "ops", "launches", "marks", "frames")
 """Tables whose names can be searched for."""
 
 MOST_LETTERS = 1_500
@@ -33,6 +33,7 @@ _TITLES = {
     "ops": "Ops on the host, with the ops inside them",
     "launches": "Runtime calls",
     "marks": "Annotations",
+    "frames": "Python functions, with what they call",
     "steps": "Steps",
 }
 _BUCKETS = {"communication": "exposed_communication", "copy": "exposed_copy"}

@@ -38,7 +38,7 @@ __all__ = [
     "Wanted",
 ]
 
-MARKED = ("stream", "work", "thread")
+MARKED = ("stream", "work", "thread", "python")
 """Kinds of lanes in which events are marked, those of work first."""
 
 FIRST_ROWS = 40
@@ -282,6 +282,8 @@ class LaneBoard:
 
     def _format_name(self, table: int, name: str | None) -> str:
         text = name or ""
+        if LANE_TABLES[table] == "frames":
+            text = text.rpartition("/")[2]  # the end of a path says more than its beginning
         said = self.words.get(text) or self.words.get(f"idle_{text}") if LANE_TABLES[table] in ("idle", "critical_path") else None
         return said.removeprefix("idle: ") if said else format_event_name(text, kernel=LANE_TABLES[table] == "kernels")
 
@@ -328,8 +330,8 @@ class LaneBoard:
         elif lane.kind == "work":
             title = f"work of {self._name_thread(lane.number)}"
             notes.append("each op without those inside it")
-        elif lane.kind == "thread":
-            title = self._name_thread(lane.number)
+        elif lane.kind in ("thread", "python"):
+            title = f"{'Python of ' if lane.kind == 'python' else ''}{self._name_thread(lane.number)}"
         else:
             title = {"steps": "steps", "idle": "idle time by cause", "path": "critical path"}[lane.kind]
         if lane.kind == "path" and analysis.critical_path is not None:

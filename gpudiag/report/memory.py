@@ -49,6 +49,11 @@ _SITES_NAMED, _SITES_LISTED, _PLACES_LISTED = 3, 10, 50
 PLACE_TITLES = ("Call site", "Module", "Op")
 
 
+HOW_TO_RECORD = (
+    "record with gpudiag.profile(memory=True), torch.profiler with profile_memory=True, or give a snapshot of the CUDA allocator"
+)
+
+
 def format_memory_headline(found: MemoryReport) -> str:
     """Return the peak in one sentence: how much, and when."""
     capacity = found.capacity_bytes

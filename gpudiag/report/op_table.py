@@ -269,26 +269,29 @@ _BESIDE = 150
 """Columns from which call site and shapes stand beside the figures: an op then takes one line."""
 
 
-def build_ops_section(report: ReportData, amount: Amount) -> Section | None:
-    """Return the ops by time, each with its shapes; on pages grouped by op, module and phase too."""
-    table = build_ops_table(report, amount)
+def build_ops_section(report: ReportData, amount: Amount, chosen: Sequence[OpRow] | None = None) -> Section | None:
+    """Return the ops by time, each with its shapes; on pages grouped by op, module and phase too. `chosen`: among these (default: all)."""
+    table = build_ops_table(report, amount, chosen)
     if table is None:
         return None
-    count, rows = report.steps.count, sort_ops_by_time(report)[: max(0, amount.ops)]
+    count, rows = report.steps.count, sort_ops_by_time(report, chosen)[: max(0, amount.ops)]
     span = ("1 step" if count == 1 else f"{count} steps") if labels.has_steps(report) else "the recorded window"
     note = f"calls and times are sums over {span}" if amount.page else f"{len(rows)} of {len(report.ops)}, over {span}"
     legend = [f"{text}." for text in labels.format_op_legend(rows)]
     return Section("Top ops by time", (table, *say_all(legend, "quiet")), "ops-title", note, "Ops")
 
 
-def sort_ops_by_time(report: ReportData) -> list[OpRow]:
-    """Return the ops in the order of their table: by time, largest first."""
-    return sorted(report.ops, key=lambda row: -row.kernel_ns)
+def sort_ops_by_time(report: ReportData, chosen: Sequence[OpRow] | None = None) -> list[OpRow]:
+    """Return the ops (`chosen`: these of them) in the order of their table: by time, largest first."""
+    return sorted(report.ops if chosen is None else chosen, key=lambda row: -row.kernel_ns)
 
 
-def build_ops_table(report: ReportData, amount: Amount) -> Table | None:
-    """Return the largest ops, each with its shapes, and on pages their sums by op, module and phase; None where there are none."""
-    rows = sort_ops_by_time(report)[: max(0, amount.ops)]
+def build_ops_table(report: ReportData, amount: Amount, chosen: Sequence[OpRow] | None = None) -> Table | None:
+    """Return the largest ops, each with its shapes, and on pages their sums by op, module and phase; None where there are none.
+
+    `chosen`: among these (default: all); shares are of the time of all.
+    """
+    rows = sort_ops_by_time(report, chosen)[: max(0, amount.ops)]
     if not rows:
         return None
     total, name = labels.sum_op_ns(report.ops), build_op_namer(report)

@@ -173,6 +173,7 @@ def _build_bars_layout(bars: Sequence[RankBar], unit: str, factor: float, job: J
     if len(bars) <= MOST_LYING:
         names = {
             "tickvals": list(range(len(bars))), "ticktext": [bar.label for bar in bars], "autorange": "reversed", "automargin": True,
+            "ticks": "outside", "ticklen": 6, "tickcolor": "rgba(0,0,0,0)",
             "showgrid": False, "zeroline": False, "fixedrange": True,
         }  # fmt: skip
         size = {"margin": {"l": 40, "r": 20, "t": 10, "b": 50}, "height": _FRAME_PX + _ROW_PX * len(bars)}

@@ -140,7 +140,7 @@ def format_straggler(report: ReportData) -> str:
     if job.straggler is None:
         said = format_sentence(job.no_straggler)
         judged = job.notice is None or job.notice.code == NoticeCode.NO_STRAGGLER
-        return capitalize(said) if judged else f"No straggler: {said}"
+        return capitalize(said) if judged else f"Whether a rank is a straggler cannot be told: {said}"
     if finding := find_straggler_finding(report):
         return f"{format_straggler_title(job)}: finding {finding.rule} says more."
     return f"{format_straggler_title(job)}: {format_straggler_delay(job.straggler)} {explain_straggler(job.straggler)}"

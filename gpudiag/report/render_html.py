@@ -85,6 +85,7 @@ def _load_templates() -> Environment:
         "prose": lambda text: escape(join_units(clean(text, _LONGEST))),
         "line": lambda text: escape(clean(text, _LONGEST)),
         "code": lambda text: escape("\n".join(split_code_lines(text))),
+        "code_line": lambda text: escape(" ".join(split_code_lines(text))),
         "is_link": is_link,
         "trimmed": trim_table,
         "count_rows": count_rows,

@@ -17,7 +17,8 @@ _MARKS = {"strong": "**", "good": "**", "bad": "**", "slower": "**"}
 
 def render_markdown(document: Document) -> str:
     """Return the document; every character of a recording stands as it is."""
-    parts = [f"# {document.name}", f"**{escape_markdown(document.verdict)}**", *_render_all(document.leads)]
+    verdict = [f"**{escape_markdown(document.verdict)}**"] if document.verdict else []
+    parts = [f"# {document.name}", *verdict, *_render_all(document.leads)]
     parts.append(escape_markdown(", ".join(document.above), 4_000))
     for section in document.sections:
         title = f"{section.title}{f': {section.note}' if section.note else ''}"

@@ -244,7 +244,7 @@ def _build_layout(x: tuple[float, float], y: tuple[float, float], engines: dict[
         "hovermode": "closest",
         "hoverlabel": {"align": "left"},
         "legend": {"orientation": "h", "y": -0.16, "yanchor": "top", "x": 0, "itemsizing": "constant"},
-        "margin": {"l": 74, "r": 20, "t": _ABOVE, "b": _BELOW},
+        "margin": {"l": 84, "r": 20, "t": _ABOVE, "b": _BELOW},
         "height": _HEIGHT,
     }
 

@@ -153,6 +153,7 @@ def _format_link(found: Telemetry) -> str:
 
 
 TELEMETRY_TITLE = "Clocks, power and load"
+NOT_RECORDED = "not sampled; gpudiag run and gpudiag.profile do so where the device tells them"
 _WIDTH, _HEIGHT = 720, 44
 _MARGIN = 3
 _FAINTEST = 0.25

@@ -99,11 +99,27 @@ def _choose_largest(words: dict[str, str]) -> pl.Expr:
     return pl.concat_list(list(words)).list.arg_max().replace_strict(names, return_dtype=pl.String)
 
 
+def build_op_keys(trace: Trace) -> pl.DataFrame:
+    """Return (name, phase, module, signature) of each row of kernels, as in the rows of the op table; null where it has none."""
+    called = trace.kernels.select(pl.coalesce("owner", "op").alias("call"), "name", unlinked=_UNLINKED)
+    ops = {column: trace.ops[column].gather(called["call"]) for column in ("phase", "module", "signature")}
+    frame = called.with_columns(trace.ops["name"].gather(called["call"]).alias("op_name"), *ops.values())
+    frame = frame.with_columns(pl.col(pl.Categorical).cast(pl.String))
+    return frame.select(
+        pl.coalesce("op_name", "name").alias("name"),
+        pl.when("unlinked").then(pl.lit(BEFORE_WINDOW)).otherwise("phase").alias("phase"),
+        "module",
+        "signature",
+    )
+
+
+_UNLINKED = (pl.col("kind") != "cpu") & pl.col("launch").is_null()
+
+
 def _select_work(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     analysed = steps.filter(pl.col("analysed"))["id"].implode()
-    unlinked = (pl.col("kind") != "cpu") & pl.col("launch").is_null()
-    frame = trace.kernels.select(_USED).filter(pl.col("step").is_in(analysed) | unlinked)
-    frame = frame.with_columns(pl.coalesce("owner", "op").alias("call"), unlinked.alias("unlinked")).drop("launch", "op", "owner")
+    frame = trace.kernels.select(_USED).filter(pl.col("step").is_in(analysed) | _UNLINKED)
+    frame = frame.with_columns(pl.coalesce("owner", "op").alias("call"), unlinked=_UNLINKED).drop("launch", "op", "owner")
     called = {column: trace.ops[column].gather(frame["call"]) for column in ("name", "phase", "module", "signature", "recompute")}
     frame = frame.with_columns(called.pop("name").alias("op_name"), *called.values())  # an op's id is its row
     frame = frame.with_columns(pl.col(pl.String).cast(pl.Categorical))  # a quarter of the memory, and faster to group by

@@ -12,15 +12,26 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.bundle.layout import SEGMENT_FOLDERS, inductor_name, is_bundle, list_ranks, list_traces, manifest_name, owners_name, trace_name
+from gpudiag.bundle.layout import (
+    SEGMENT_FOLDERS,
+    compile_log_name,
+    inductor_name,
+    is_bundle,
+    list_ranks,
+    list_traces,
+    manifest_name,
+    owners_name,
+    trace_name,
+)
 from gpudiag.bundle.manifest import read_manifest
-from gpudiag.bundle.reader import MAX_INDUCTOR_BYTES, MAX_OWNERS_BYTES, read_segment
+from gpudiag.bundle.reader import MAX_COMPILE_LOG_BYTES, MAX_INDUCTOR_BYTES, MAX_OWNERS_BYTES, read_segment
 from gpudiag.bundle.segments import SUFFIXES, encode_segment
 from gpudiag.capture.environment.process import KNOWN_PACKAGES, read_variables
 from gpudiag.errors import InputError, UsageError
 from gpudiag.files import read_file
 from gpudiag.model import trace
 from gpudiag.model.bundle import UNREADABLE, InductorCode, Manifest
+from gpudiag.model.compilation import CompileLog
 from gpudiag.model.memory import Owners
 from gpudiag.report.files import write_file_pieces
 from gpudiag.scrub.trace import TraceScrubber, compress
@@ -40,7 +51,7 @@ def _find_fixed_words(schema: Any) -> Iterator[str]:
 @cache
 def list_fixed_words() -> frozenset[str]:
     """List the names of fields in the documents of a bundle, and the values that are one of a few."""
-    return frozenset(_find_fixed_words(msgspec.json.schema_components([Manifest, Owners, InductorCode])[1]))
+    return frozenset(_find_fixed_words(msgspec.json.schema_components([Manifest, Owners, InductorCode, CompileLog])[1]))
 
 
 def _rewrite_value(names: Names, value: Any, forms: dict[str, Any], form: Any = "text") -> Any:
@@ -86,7 +97,11 @@ def _rewrite_bundle(source: Path, names: Names) -> Iterator[tuple[str, bytes]]:
     for rank in list_ranks(source):
         name = manifest_name(rank)
         yield name, names.watch(msgspec.json.encode(_rewrite_manifest(names, read_manifest(source / name))) + b"\n")
-        for name, kind, limit in ((owners_name(rank), Owners, MAX_OWNERS_BYTES), (inductor_name(rank), InductorCode, MAX_INDUCTOR_BYTES)):
+        for name, kind, limit in (
+            (owners_name(rank), Owners, MAX_OWNERS_BYTES),
+            (inductor_name(rank), InductorCode, MAX_INDUCTOR_BYTES),
+            (compile_log_name(rank), CompileLog, MAX_COMPILE_LOG_BYTES),
+        ):
             path = source / name
             if not path.is_file() or path.is_symlink():
                 continue

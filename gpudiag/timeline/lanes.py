@@ -26,8 +26,9 @@ from gpudiag.model.timeline import IDLE_BUCKETS
 
 Codes = npt.NDArray[np.uint8]
 
-STYLES = (*BOUNDS, *IDLE_BUCKETS, "outside_recording", "step", "step_left_out", "op", "call", "wait", "mark")
-"""What an event is drawn as; a code is the place in this tuple. call: runtime call, wait: one that waits for the device."""
+STYLES = (*BOUNDS, *IDLE_BUCKETS, "outside_recording", "step", "step_left_out", "op", "call", "wait", "mark", "frame")
+"""What an event is drawn as; a code is the place in this tuple. call: runtime call, wait: one that waits for the device, frame: a function
+of Python."""
 
 BIN_PIXELS = 2
 """Events narrower than this are joined: a bar of one pixel beside a gap of one pixel cannot be told from a grey area."""
@@ -135,7 +136,7 @@ def assign_rows(start_ns: Ints, end_ns: Ints) -> Ints:
     return np.array(found, dtype=np.int64)
 
 
-LANE_TABLES = ("steps", "idle", "critical_path", "kernels", "launches", "ops", "marks")
+LANE_TABLES = ("steps", "idle", "critical_path", "kernels", "launches", "ops", "marks", "frames")
 """Tables that hold the events; a row keeps the place in this tuple. Of events that begin and end together that of the later table is
 the outer one."""
 
@@ -149,7 +150,7 @@ class Lane(NamedTuple):
     """Events that belong together, in rows."""
 
     key: str
-    """Unique and made of our own words and a number: 'steps', 'idle', 'path', 'stream-7', 'work-3', 'thread-3'."""
+    """Unique and made of our own words and a number: 'steps', 'idle', 'path', 'stream-7', 'work-3', 'thread-3', 'python-3'."""
     number: int | None
     """Stream, or index into TraceMeta.threads."""
     rows: tuple[Row, ...]
@@ -195,6 +196,10 @@ def find_lanes(analysis: Analysis) -> tuple[Lane, ...]:
             events = _read_events(parts[(thread,)], "kernels", _encode_style(pl.col("bound")))
             found.append(_build_lane(f"work-{thread}", thread, events))
     found += [_build_lane(f"thread-{number}", number, events) for number, events in _read_threads(analysis)]
+    frames = _read_events(analysis.trace.frames, "frames", pl.lit(STYLES.index("frame")))
+    stacks = frames.with_columns(analysis.trace.frames["thread"].cast(pl.Int64)).drop_nulls("thread")
+    for (thread,), events in sorted(stacks.partition_by("thread", as_dict=True).items(), key=lambda part: -part[1].height):
+        found.append(_build_lane(f"python-{thread}", int(str(thread)), events.drop("thread")))
     return tuple(lane for lane in found if lane.events)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import handmade
@@ -54,6 +55,25 @@ def test_lanes_have_titles_in_words(board: LaneBoard) -> None:
     assert titles["path"][1:3] == ("critical path", "")  # of all analysed steps: there is nothing to say
     assert (titles["thread-0"].title, titles["thread-0"].levels) == ("thread 1", 4)  # step, linear, product, call
     assert set(STYLES) == set(board.words)
+
+
+def test_python_functions_have_lanes_of_their_own_and_are_found_by_name(tmp_path: Path) -> None:
+    frames = [handmade.frame("exp/train.py(3): main", 0, 1900), handmade.frame("exp/train.py(9): compute_loss", 100, 300)]
+    work = [handmade.op("aten::mm", 120, 160, [[8, 8], [8, 8]]), handmade.call(130, 1), handmade.kernel(140, 200, 1, "sgemm")]
+    path = handmade.write(
+        tmp_path / "trace.json", *handmade.steps(0, 1000, 2000), *work, *frames, deviceProperties=[handmade.A100_PROPERTIES]
+    )
+    opened = open_recording(str(path))
+    board = LaneBoard(opened.analysis, opened.report)
+    titles = {title.key: title for title in board.titles}
+    (key,) = (key for key in titles if key.startswith("python-"))
+    assert (titles[key].title, titles[key].levels) == ("Python of thread 1", 2)
+    drawn = board.draw(board.from_ns, board.to_ns, 1_000, [(place(board, key), 1)], wanted=Wanted(text="compute_loss"))
+    assert drawn.marked == 1
+    assert list(drawn.rows[0].names.values()) == ["train.py(9): compute_loss"]
+    (found,) = board.sum_found(Wanted(text="compute_loss"))
+    assert (found.table, found.events, found.ns) == ("frames", 1, 200_000)
+    assert board.card("frames", 0).title.startswith("exp/train.py(")
 
 
 def test_marks_are_on_the_kernels_and_the_calls_of_the_op(board: LaneBoard) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page, Response
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response
 
 PROJECT = Path(__file__).resolve().parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -36,6 +36,8 @@ class Seen:
 
     page: Page
     errors: list[str] = field(default_factory=list)
+    pending: set[Request] = field(default_factory=set)
+    """What is on its way to the server."""
 
 
 def browser_path() -> str | None:
@@ -89,6 +91,9 @@ def _listen(seen: Seen) -> None:
     seen.page.on("console", console)
     seen.page.on("pageerror", lambda error: seen.errors.append(f"exception: {error}"))
     seen.page.on("response", answer)
+    seen.page.on("request", lambda request: seen.pending.add(request))
+    for ended in ("requestfinished", "requestfailed"):
+        seen.page.on(ended, lambda request: seen.pending.discard(request))
 
 
 def violations(page: Page, axe: Path, impacts: tuple[str, ...] = ("serious", "critical")) -> list[str]:
@@ -164,6 +169,12 @@ def flat_figures(page: Page) -> list[str]:
       const height = (one) => one?.getBoundingClientRect().height ?? 0;
       return [figure.parentElement.id, height(figure), height(figure.querySelector('.main-svg')), height(figure.closest('.figure'))];
     })"""
-    return [
+    flat = [
         f"{name}: {place}, drawn {drawn}" for name, place, drawn, box in page.evaluate(found) if min(place, drawn) < 100 or box < drawn - 1
     ]
+    unseen = """[...document.querySelectorAll('.figure .js-plotly-plot')].filter((figure) => {
+      if (figure.offsetParent === null) return false;
+      const traces = [...figure.querySelectorAll('.trace')];
+      return traces.length > 0 && traces.every((trace) => trace.getClientRects().length === 0);
+    }).map((figure) => figure.parentElement.id)"""
+    return flat + [f"{name}: its traces are hidden" for name in page.evaluate(unseen)]

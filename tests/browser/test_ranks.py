@@ -41,6 +41,7 @@ def test_the_section_is_drawn_fits_and_can_be_read(
         until(seen.page, READY)
         bars = seen.page.locator("#rank-bars .bars path").count()
         assert bars >= min(count, 64) * 7  # parts of each bar
+        assert seen.page.locator("#rank-bars .bars path").first.is_visible()
         assert seen.page.locator("#traffic .hm").count() == 1
         assert overflow_px(seen.page) <= 0
         assert (violations(seen.page, axe), seen.errors) == ([], [])
@@ -72,7 +73,7 @@ def test_a_click_on_a_bar_of_the_dashboard_leads_to_the_report_on_its_rank(
         small_trace(tmp_path / "job" / f"rank{rank}.json", name=f"aten::mm{rank}")
     with served(tmp_path) as address, opened(browser, f"{address}/ranks?bundle=job", width=width, scheme=scheme) as seen:
         page = seen.page
-        page.locator("#ranks-bars .bars path").first.wait_for(state="attached")
+        page.locator("#ranks-bars .bars path").first.wait_for()
         assert page.get_by_text("3 ranks: a step takes 1.00 ms").count() == 1
         assert overflow_px(page) <= 0
         assert violations(page, axe) == []

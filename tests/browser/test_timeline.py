@@ -194,6 +194,25 @@ def test_an_area_dragged_over_is_summed_and_zoomed_to(browser, address: str) -> 
         assert seen.errors == []
 
 
+def test_an_area_stands_in_the_address_and_opens_from_it(browser, address: str) -> None:
+    with support.opened(browser, f"{address}&area=1010000_1200000_stream-7:0:0") as seen:
+        page = seen.page
+        page.wait_for_selector(READY)
+        chosen(page, "Work of the GPU 2 events, 80.0 us")
+        assert "Runtime calls" not in page.inner_text("#timeline-panel")
+        until(page, lambda: state(page).get("area") == "1010000_1200000_stream-7:0:0")
+        press(page, "Escape")
+        until(page, lambda: "area" not in state(page))
+        assert seen.errors == []
+    with support.opened(browser, f"{address}&area=1010000_1200000") as seen:
+        seen.page.wait_for_selector(READY)
+        chosen(seen.page, "Runtime calls 2 events")
+    with support.opened(browser, f"{address}&area=1_2_nolane:0:9") as seen:
+        seen.page.wait_for_selector(READY)
+        chosen(seen.page, "Nothing chosen")
+        assert seen.errors == []
+
+
 def test_a_search_marks_what_it_finds_and_goes_from_one_to_the_next(browser, address: str) -> None:
     with support.opened(browser, address) as seen:
         page = seen.page

@@ -26,6 +26,9 @@ class FakeReport:
         given = [f"width={width}", f"top={top}", f"color={color}", *["everything"] * everything, *[f"script={script}"] * bool(script)]
         return f"text {' '.join(given)}\n"
 
+    def brief(self, width: int | None = None, color: bool = False, script: str | None = "") -> str:
+        return f"brief width={width} color={color}{f' script={script}' if script else ''}\n"
+
     def markdown(self, top: int = 20) -> str:
         return f"markdown top={top}\n"
 

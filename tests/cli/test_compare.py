@@ -31,7 +31,7 @@ def test_compare_prints_and_writes(command, pair, tmp_path: Path) -> None:
     targets = [tmp_path / f"x.{suffix}" for suffix in ("html", "md", "json")]
     result = command("compare", *pair, *(word for target in targets for word in ("-o", target)))
     assert result.code == 0
-    assert result.out.startswith("In B steps take 50.0 % longer")
+    assert result.out.startswith("B takes 50.0 us (50.0 %) longer a step")
     assert "\x1b" not in result.out
     assert [target.read_text()[:15] for target in targets[:2]] == ["<!doctype html>", "# gpudiag compa"]
     assert json.loads(targets[2].read_text())["verdict"] == "slower"

@@ -75,6 +75,7 @@ def run(code: str, *arguments: str | Path, cwd: Path) -> subprocess.CompletedPro
     ("arguments", "expected"),
     [
         (["report", "trace.json.gz"], "A step takes"),
+        (["report", "trace.json.gz", "--brief"], "Not known"),
         (["report", "trace.json.gz", "-o", "report.html"], "wrote report.html"),
         (["ops", "trace.json.gz"], "aten::"),
         (["export", "perfetto", "trace.json.gz", "-o", "out.json.gz"], "out.json.gz"),

@@ -33,6 +33,13 @@ def test_a_bundle_tells_which_program_it_was_recorded_from(command, api, tmp_pat
     assert command("report", tmp_path).out == "text width=100 top=10 color=False script=finetune.py --lr 1\n"
 
 
+def test_one_page_for_people_and_prompts(command, api, trace: Path) -> None:
+    assert command("report", trace, "--brief").out == "brief width=100 color=False\n"
+    both = command("report", trace, "--brief", "--all-findings")
+    assert (both.code, both.err.count("\n")) == (2, 1)
+    assert "leave one of them out" in both.err
+
+
 def test_files_are_written_by_suffix(command, api, trace: Path) -> None:
     targets = [trace.with_name(name) for name in ("r.html", "r.md", "r.JSON")]
     result = command("report", trace, *(part for target in targets for part in ("-o", target)))

@@ -21,7 +21,7 @@ from typer.main import get_command
 from gpudiag.bundle.reader import OpenedBundle, open_bundle
 from gpudiag.capture.run_script.plan import JournalEntry
 from gpudiag.cli import app
-from gpudiag.cli.run import _collect_fixes, _report_outcome, _speaks_for_ranks
+from gpudiag.cli.run import _collect_fixes, _speaks_for_ranks, report_outcome
 from gpudiag.errors import InputError
 from gpudiag.model.experiment import FixCall
 from gpudiag.script_runner import RunResult, build_run_command
@@ -243,7 +243,7 @@ def test_fixes_by_name_are_applied_beside_those_of_a_recipe(tmp_path: Path, caps
 
 
 def _told(capsys: pytest.CaptureFixture[str], *entries: JournalEntry, report: bool = True) -> list[str]:
-    _report_outcome(RunResult(0, entries), report=report)
+    report_outcome(RunResult(0, entries), report=report)
     return capsys.readouterr().err.splitlines()
 
 

@@ -18,6 +18,7 @@ pytest.importorskip("dash", reason="the dashboard's libraries are not installed:
 from gpudiag_dashboard import library
 from gpudiag_dashboard.app import create_app
 from gpudiag_dashboard.components import View
+from gpudiag_dashboard.pages import bundles
 from gpudiag_dashboard.pages import memory as memory_page
 from gpudiag_dashboard.pages import telemetry as telemetry_page
 
@@ -92,6 +93,16 @@ def test_a_run_that_fell_silent_says_so_and_is_asked_less_often(client: Client, 
     found = followed(client, "silent")
     assert "nothing was written for 4.0 h" in texts(found["telemetry-state"]["children"])
     assert found["telemetry-clock"] == {"disabled": False, "interval": telemetry_page.SILENT_MS}
+
+
+def test_the_list_tells_the_pace_of_a_run_that_records(client: Client, folder: Path) -> None:
+    bundle = recording(folder, "pace")
+    bundle.steps(30, 250_000_000)
+    rows = {one.entry.name: bundles.build_listed_row(one) for one in bundles.list_recordings(library.Library(folder))}
+    step = rows["pace"].cells[6]
+    assert (step.text, step.details) == ("250 ms", ("now: the last 50 unprofiled steps",))
+    bundle.finish()
+    assert bundles.list_recordings(library.Library(folder))[0].pace is None
 
 
 def test_the_axis_is_chosen_by_the_address(client: Client, folder: Path) -> None:

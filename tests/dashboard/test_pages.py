@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import handmade
 import pytest
 from dashclient import ORIGIN, Client, analysed, fp32_trace, links, small_bundle, small_trace, texts
 
@@ -149,6 +150,32 @@ def _all(component: Any, kind: str) -> list[Any]:
     return own + _all(component.get("props", {}).get("children"), kind)
 
 
+def test_of_a_tree_of_modules_only_what_is_opened_is_there(tmp_path: Path) -> None:
+    """A browser draws some hundred rows at once: 249 modules held one up for minutes."""
+    events = [*handmade.steps(0, 1000, 2000), handmade.frame("nn.Module: Net_0", 0, 900)]
+    for k in range(3):
+        begin = 300 * k
+        events += [
+            handmade.frame(f"nn.Module: {kind}_{k}", begin + 1 + 2 * d, begin + 200 - 2 * d)
+            for d, kind in enumerate(("Block", "Mlp", "Linear"))
+        ]
+        events += [handmade.op("aten::mm", begin + 20, begin + 60, [[64, 64], [64, 64]]), handmade.call(begin + 30, k + 1)]
+        events += [handmade.kernel(begin + 40, begin + 90, k + 1, "sgemm")]
+    handmade.write(tmp_path / "deep.json", *events, deviceProperties=[handmade.A100_PROPERTIES])
+    client = Client(create_app(tmp_path))
+    analysed(client, "deep.json")
+    closed = content(client, "/ops?bundle=deep.json&group=module")
+    assert "Mlp_1" in texts(closed)
+    assert "Linear_1" not in texts(closed)
+    arrows = {label.rpartition(" ")[2]: href for label, href in links(closed) if "the parts of" in label}
+    opened = content(client, arrows["Mlp_1"])
+    assert "Linear_1" in texts(opened)
+    assert "Linear_0" not in texts(opened)
+    (back,) = (href for label, href in links(opened) if "hide the parts of" in label)
+    assert texts(content(client, back)) == texts(closed)
+    assert "Linear_2" in texts(content(client, "/ops?bundle=deep.json&group=module&find=linear_2"))
+
+
 def test_the_filter_goes_into_the_address_and_back_to_the_first_sheet(client: Client) -> None:
     values = {"address.pathname": "/ops", "address.search": "?bundle=runs/one&sort=calls&sheet=3", "ops-find.value": "mm"}
     assert client.written("go.href", values, reads="ops-find")["go"]["href"] == "/ops?bundle=runs%2Fone&sort=calls&find=mm"
@@ -193,6 +220,7 @@ def test_two_recordings_are_compared(client: Client) -> None:
     assert "aten::bmm" in told
     assert "gone" in told
     assert "new" in told
+    assert "part of the difference" in told
 
 
 def test_names_of_a_recording_are_text_and_short(client: Client) -> None:

@@ -8,10 +8,11 @@ from compared import finding, recorded, run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpudiag.comparison.ops import list_op_changes, pair_ops
 from gpudiag.comparison.regressions import judge_slower_gate
-from gpudiag.comparison.steps import align_ops, compare_runs, estimate_throughput
+from gpudiag.comparison.steps import compare_runs, estimate_throughput
 from gpudiag.model.bundle import LoaderSettings, Settings
-from gpudiag.model.comparison import OpKey
+from gpudiag.model.comparison import Measured, OpChange, OpKey
 from gpudiag.model.finding import RuleOutcome
 from gpudiag.roofline.op_table import BEFORE_WINDOW
 
@@ -20,6 +21,10 @@ STEADY = [1_000, 1_010, 990, 1_005, 995, 1_000]
 
 def _slower(times: list[int], factor: float) -> list[int]:
     return [round(factor * ns) + place % 3 for place, ns in enumerate(times)]
+
+
+def align_ops(a: Measured, b: Measured) -> list[OpChange]:
+    return list_op_changes(pair_ops(a, b))
 
 
 def _by_name(found: object) -> dict[str, str]:

@@ -32,7 +32,7 @@ NAMES = (
     *("README.md", "CONTRIBUTING.md", "rules/README.md", "samples/README.md", "samples/SCORE.md"),
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
 )
-LANGUAGES = {"bash", "console", "python", "toml", "yaml", "text"}
+LANGUAGES = {"bash", "console", "json", "python", "toml", "yaml", "text"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 NOT_RUN = {
@@ -169,6 +169,13 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
     assert all(any(f"{command} ".startswith(start) for command in COMMANDS) for start in NOT_RUN), "the list names what no document has"
     assert all(any(word in block.text for block in of("python")) for word in PYTHON_NOT_RUN), "the list names what no document has"
     assert len(RUN) >= 30
+
+
+def test_the_entry_for_a_client_is_json_that_starts_the_server() -> None:
+    (entry,) = of("json")
+    server = json.loads(entry.text)["mcpServers"]["gpudiag"]
+    assert (server["command"], server["args"][0], len(server["args"])) == ("gpudiag", "mcp", 2)
+    assert len(entry.text.splitlines()) == 3
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from noticecodes import recall_codes
 
 from gpudiag.model.finding import Ceiling, Evidence, Finding, RuleOutcome, Where
 from gpudiag.model.report import (
+    CodeLines,
     CollectiveRow,
     CriticalRow,
     IdleRow,
@@ -278,6 +279,7 @@ def hostile() -> ReportData:
             for text in HOSTILE
         ),
         rules=tuple(RuleOutcome(text, "not_applicable", text) for text in HOSTILE),
+        code=tuple(CodeLines(file=text, line=3, lines=HOSTILE) for text in HOSTILE),
     )
 
 

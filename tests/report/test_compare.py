@@ -7,13 +7,13 @@ from html.parser import HTMLParser
 
 import msgspec
 import pytest
-from compared import finding, run
+from compared import finding, recorded, run
 from markdown_it import MarkdownIt
 from rendered import render_comparison_markdown, render_comparison_page, render_comparison_text
 
 from gpudiag.comparison.steps import compare_runs
 from gpudiag.model.comparison import OpKey, StepComparison
-from gpudiag.model.report import encode_report
+from gpudiag.model.report import IdleRow, encode_report
 
 HOSTILE = '<script>alert(1)</script>|`"onerror=x \x1b[31m\u202e\n::error::' + "x" * 10_000
 STEADY = [1_000_000, 1_010_000, 990_000, 1_005_000, 995_000, 1_002_000]
@@ -23,19 +23,21 @@ STEADY = [1_000_000, 1_010_000, 990_000, 1_005_000, 995_000, 1_002_000]
 def found() -> StepComparison:
     a = run(
         [5_000_000] * 6, {OpKey("aten::mm", "forward", None, "[8, 8]"): STEADY, OpKey("aten::add", "forward"): STEADY},
-        plain=[9_000_000 + 10_000 * (place % 4) for place in range(9)], findings=[finding("A-1")],
+        plain=[9_000_000 + 10_000 * (place % 4) for place in range(9)], findings=[finding("A-1")], command=("train.py", "--fast"),
     )  # fmt: skip
     twice = [2 * ns for ns in STEADY]
     b = run(
         [9_000_000] * 6, {OpKey("aten::mm", "forward", None, "[16, 8]"): twice, OpKey(HOSTILE, "forward"): STEADY[::-1]},
         plain=[18_000_000 + 10_000 * (place % 4) for place in range(9)], findings=[finding("B-1")], passed=["A-1"], device=HOSTILE,
+        command=("train.py", HOSTILE), idle=[2_000_000 + 1_000 * place for place in range(6)], recorded=recorded(),
+        idle_rows=(IdleRow(cause="idle_data", count=1, idle_ns=9_000_000, evidence=HOSTILE, file=HOSTILE, line=1),),
     )  # fmt: skip
     return compare_runs(a, b, fail_if_slower=0.03)
 
 
 def test_the_text_says_what_decided(found: StepComparison) -> None:
     text = render_comparison_text(found, width=120)
-    assert text.startswith("In B steps take 99.9 % longer (interval +99.")
+    assert text.startswith("B takes 9.00 ms (99.9 %) longer a step (interval +99.")
     assert "other devices" in text
     assert re.search(r"aten::mm +forward +1\.00 ms ± 7\.\d+ us +2\.00 ms ± 14\.\d+ us +\+1\.00 ms +slower, other shapes", text)
     assert re.search(r"aten::add +forward +1\.00 ms ± 7\.\d+ us +- +-1\.00 ms +gone", text)
@@ -68,7 +70,7 @@ def test_names_do_no_harm_in_a_terminal(found: StepComparison) -> None:
 def test_names_do_no_harm_in_markdown(found: StepComparison) -> None:
     made = MarkdownIt("commonmark", {"html": True}).enable("table").render(render_comparison_markdown(found))
     assert "<script" not in made
-    assert made.count("<table>") == 4
+    assert made.count("<table>") == 5
     rows = [len(re.findall("<t[dh]", row)) for row in re.findall(r"<tr>.*?</tr>", made, re.DOTALL)]
     assert set(rows) == {4, 5, 6}  # a pipe in a name adds no cell
 
@@ -99,7 +101,7 @@ def test_the_page_holds_all_and_no_script(found: StepComparison) -> None:
     assert page.elements.count("script") == 1  # of our own: colours
     assert not page.handlers
     assert page.policies[0].startswith("default-src 'none'; script-src 'sha256-")
-    assert page.elements.count("table") == 4
+    assert page.elements.count("table") == 5
     assert "://" not in made
     for word in ("aten::mm", "<script>alert(1)</script>", "FAILED"):
         assert word in page.text

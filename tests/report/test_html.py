@@ -21,13 +21,14 @@ from gpudiag.diagnosis.loader import read_rules
 from gpudiag.fixes import FIXES, make_applier
 from gpudiag.model.experiment import FixCall
 from gpudiag.model.notices import NoticeCode, make_notice
-from gpudiag.model.report import Source
+from gpudiag.model.report import CodeLines, Source
 from gpudiag.report import findings, roofline, telemetry
 from gpudiag.report.render_html import read_asset
 
 LARGEST = 6_000_000
 HARMLESS = (
-    "html head meta title style body a header nav main section article p h1 h2 h3 h4 div span b strong table caption thead tbody tfoot "
+    "html head meta title style body a header nav main section article figure figcaption pre i p h1 h2 h3 h4 div span b strong "
+    "table caption thead tbody tfoot "
     "tr th td ul ol li dl dt dd small code details summary label input select option button script"
 )
 
@@ -54,6 +55,22 @@ def test_a_hostile_name_makes_no_element_and_no_handler(pages: dict[str, str], n
     assert [attribute for _, attributes in page.tags for attribute in attributes if attribute.startswith("on")] == []
     links = [attributes["href"] or "" for tag, attributes in page.tags if tag == "a"]
     assert all(link.startswith(("#", "https://")) for link in links)
+
+
+def test_a_card_shows_the_line_that_it_names_among_its_neighbours() -> None:
+    lines = ("for batch in loader:", "    loss = model(batch)", "    total += loss.item()", "    if total > 3 < 4:")
+    code = CodeLines(file="train.py", line=41, first=39, lines=lines)
+    page = render_html(sample.report(code=(code,)))
+    assert '<span class="marked"><i>41</i>    total += loss.item()' in page
+    assert "<i>42</i>    if total &gt; 3 &lt; 4:" in page
+    assert "loss = model(batch)" not in Report(sample.report(code=(code,))).text()
+
+
+def test_a_card_says_why_there_are_no_lines() -> None:
+    code = CodeLines(file="train.py", line=41, status="changed")
+    assert "train.py has changed since the recording: its lines are not shown." in Page(render_html(sample.report(code=(code,)))).plain
+    shown = msgspec.structs.replace(code, lines=("total += loss.item()",), first=41)
+    assert "As recorded; the file has changed since." in Page(render_html(sample.report(code=(shown,)))).plain
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -109,7 +109,7 @@ def test_that_none_is_late_is_told_apart_from_not_knowing() -> None:
     none = report(jobviews.job(late=None, no_straggler="no rank is late for long: ranks take turns"))
     assert ranks.format_straggler(none) == "No rank is late for long: ranks take turns."
     unknown = report(jobviews.partly())
-    assert ranks.format_straggler(unknown) == "No straggler: no message could be matched."
+    assert ranks.format_straggler(unknown) == "Whether a rank is a straggler cannot be told: no message could be matched."
 
 
 def test_differences_carry_their_units_and_signs() -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import msgspec
 from gpudiag.capture import environment
 from gpudiag.capture.environment.live_objects import find_live_objects, read_compiled, read_wrappers
 from gpudiag.capture.environment.process import read_packages, read_variables, try_read
+from gpudiag.capture.environment.sources import digest_sources
 from gpudiag.capture.environment.torch_settings import WindowSettings
 from gpudiag.capture.hooks import Context, Hooks
 from gpudiag.capture.schedule import WindowKind
@@ -185,7 +187,9 @@ and is itself left alone."""
 class Inventory(Hooks):
     """Looks quickly on the training thread, slowly (git, files, NVML) in a thread of its own, and at living objects once, at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, source: bool = True) -> None:
+        """`source`: note what tells the program's files from later ones, so that reports can show lines of them."""
+        self._sources: dict[str, str] | None = {} if source else None
         self._thread: threading.Thread | None = None
         self._asks_git = self._stepped = False
         self._packages: dict[str, str] = {}
@@ -264,6 +268,7 @@ class Inventory(Hooks):
             compiled=self._compiled if self._closed else try_read(lambda: read_compiled(None)),
             wrappers=self._wrappers,
             activation_checkpointing=self._checkpointed,
+            sources=self._sources,
         )
         machine = msgspec.structs.replace(self._machine, driver=self._driver, gpu_uuid=try_read(environment.read_gpu_uuid))
         return {"program": program, "machine": machine, "settings": self._switches.now()}
@@ -280,6 +285,8 @@ class Inventory(Hooks):
 
         def look_slowly() -> None:
             self._packages = try_read(read_packages) or self._packages
+            if self._sources is not None:
+                self._sources = try_read(partial(digest_sources, self._sources)) or self._sources
             if self._asks_git:
                 self._asks_git = False
                 self._code = try_read(lambda: read_code(Path.cwd() if (script := find_script()) is None else script.parent, script))

@@ -15,7 +15,7 @@ from gpudiag.capture.run_script.inject.sitecustomize import PLAN, SHADOWED, WATC
 
 OptionValue = bool | int | float | tuple[int, ...] | None
 
-JournalEvent = Literal["torch", "training", "bundle", "aside", "failed", "note", "warned"]
+JournalEvent = Literal["torch", "training", "bundle", "aside", "failed", "note", "warned", "ended"]
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -36,8 +36,8 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
-    """One line of the journal: torch was imported, training began, a bundle was begun, the recording stepped aside or failed, a note, or
-    what a session of gpudiag.profile would warn of: the script's own warnings are not ours to write to."""
+    """One line of the journal: torch was imported, training began, a bundle was begun, the recording stepped aside, failed or ended, a
+    note, or what a session of gpudiag.profile would warn of: the script's own warnings are not ours to write to."""
 
     what: JournalEvent
     text: str = ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpudiag.capture.hooks import Patches
+from gpudiag.capture.hooks import Hooks, Patches
 from gpudiag.capture.run_script.plan import Plan, append_journal
 
 if TYPE_CHECKING:
@@ -28,11 +28,38 @@ if TYPE_CHECKING:
 _watch: Watch | None = None
 
 
-class Watch:
-    """Waits in one process for training to begin, then records it to its end."""
+class Ending(Hooks):
+    """Ends the recording of a program that goes on, once its windows are recorded: the last of the parts.
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    It ends where torch goes through no hooks of an optimizer, and where nothing is being written that would have to be waited for.
+    """
+
+    def __init__(self, watching: Watch) -> None:
+        self._watching = watching
+        self._late = 0
+
+    def batch_asked(self, at_ns: int) -> None:
+        """End, where it is time."""
+        if self._watching.is_over():
+            self._watching.finish()
+
+    def backward_began(self, at_ns: int, loss: Any) -> None:
+        """End, where it is time."""
+        self.batch_asked(at_ns)
+
+    def step_began(self, number: int, at_ns: int) -> None:
+        """End in a loop that has neither batches nor backward passes: an optimizer's hook stays then, and does nothing."""
+        self._late = self._late + 1 if self._watching.is_over() else 0
+        if self._late > 2:
+            self._watching.finish()
+
+
+class Watch:
+    """Waits in one process for training to begin, then records it to its end; with `passing` some steps of one that goes on."""
+
+    def __init__(self, plan: Plan, *, passing: bool = False) -> None:
+        self.plan, self._passing = plan, passing
+        self._abandoned = False
         self.driver: Driver | None = None
         self._session: Session | None = None
         self._patches = Patches()
@@ -40,6 +67,7 @@ class Watch:
         self._owner_pid = 0
         self._hook: Any = None
         self._hooks: Any = None
+        self._finalizer: Any = None
 
     def install(self) -> None:
         """Put the two wrappers in place that see training begin."""
@@ -70,6 +98,8 @@ class Watch:
                     events.optimizer_began(perf_counter_ns(), optimizer)
 
         self._patches.wrap_method(torch.Tensor, "backward", wrap_backward)
+        if self._passing:  # from another thread: one hook more, while torch goes through those of an optimizer, raises in the training
+            return
         first_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it
         register = getattr(optimizer, "register_optimizer_step_pre_hook", None)
         if register is not None:
@@ -105,7 +135,8 @@ class Watch:
         driver = Driver(self.plan)
         options: dict[str, Any] = dict(self.plan.options)
         of_parts = {name: options.pop(name) for name in signature(make_standard_parts).parameters.keys() & options.keys()}
-        recorder = session.Session(self.plan.path, parts=[*make_standard_parts(**of_parts), driver], gives_way=True, **options)
+        parts = [*make_standard_parts(**of_parts), driver, *([Ending(self)] if self._passing else [])]
+        recorder = session.Session(self.plan.path, parts=parts, gives_way=True, **options)
         driver.session = self._session = recorder
         recorder._recording.say = lambda text: append_journal(self.plan, "warned", text.removeprefix("gpudiag: "), recorder.rank)
         recorder.__enter__()
@@ -122,7 +153,7 @@ class Watch:
         util = sys.modules.get("multiprocessing.util")
         process = sys.modules.get("multiprocessing.process")
         if util is not None and process is not None and process.parent_process() is not None:
-            util.Finalize(None, self.finish, exitpriority=100)
+            self._finalizer = util.Finalize(None, self.finish, exitpriority=100)
         return driver.events
 
     def marked(self, samples: int | None) -> None:
@@ -132,8 +163,25 @@ class Watch:
         if self.driver is not None and os.getpid() == self._owner_pid:
             self.driver.marked(samples)
 
+    def is_over(self) -> bool:
+        """Return whether a recording of some steps has them all, with nothing left to write, or nobody waits for it any more."""
+        session = self._session
+        return self._passing and session is not None and (self._abandoned or session.has_recorded_all)
+
+    def abandon(self) -> None:
+        """Take back what waits for training to begin; end a recording that has begun, at its next step. From any thread."""
+        global _watch
+        self._abandoned = True
+        if not self._begun:
+            self._begun = True
+            self._patches.restore()
+            _watch = None if _watch is self else _watch
+        elif self._session is not None and not self._session.recording:  # it has failed, or another session has taken over
+            atexit.unregister(self.finish)
+
     def finish(self) -> None:
-        """Finish the bundle: the script is over, however it ended."""
+        """Finish the bundle: the script is over, however it ended, or the steps that were asked for are recorded."""
+        global _watch
         driver, session = self.driver, self._session
         if driver is None or session is None or os.getpid() != self._owner_pid:
             return
@@ -146,6 +194,26 @@ class Watch:
         kind = type(error) if error is not None else getattr(sys, "last_type", None)  # None where no exception ended the script
         with suppress(Exception):
             session.__exit__(kind, None, None)
+        if self._passing:
+            atexit.unregister(self.finish)
+            if self._finalizer is not None:
+                self._finalizer.cancel()
+            _watch = None if _watch is self else _watch
+        append_journal(self.plan, "ended", rank=session.rank)
+
+
+def attach(text: str) -> tuple[str, Watch | None]:
+    """Watch this running process for some steps from its next backward pass on. Return why not, or the watch. For any thread."""
+    global _watch
+    from gpudiag.capture import session
+
+    recorded = session._active is not None and session._active._owner_pid == os.getpid()
+    if recorded or (_watch is not None and not _watch._begun):
+        return "it is being recorded already, by gpudiag run, gpudiag.profile or another attach", None
+    watching = Watch(msgspec.json.decode(text, type=Plan), passing=True)
+    watching.install()
+    _watch = watching
+    return "", watching
 
 
 def watch(text: str) -> None:

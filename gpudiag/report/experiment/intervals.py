@@ -164,7 +164,7 @@ def _build_layout(drawn: Sequence[Outcome], places: dict[int, int]) -> Figure:
         "yaxis": {
             "range": [0.4, len(drawn) + 0.6],
             "tickvals": [places[id(found)] for found in drawn],
-            "ticktext": [html.escape(clean(verdicts.name_outcome(found), _LONGEST)) for found in drawn],
+            "ticktext": [_name_row(found) for found in drawn],
             "zeroline": False,
             "showgrid": False,
             "automargin": True,
@@ -178,6 +178,12 @@ def _build_layout(drawn: Sequence[Outcome], places: dict[int, int]) -> Figure:
     }
 
 
+def _name_row(found: Outcome) -> str:
+    """Return the name of a change as plotly shows it; it may stand there twice: screened, and measured."""
+    screened = f"<br>({verdicts.SCREENED})" if found.screening else ""
+    return f"{html.escape(clean(verdicts.name_outcome(found), _LONGEST))}{screened}"
+
+
 def choose_ticks(low: float, high: float) -> list[float]:
     """Return round ratios between `low` and `high`, 1 among them: multiples of the smallest step that gives ten or fewer."""
     step = next((step for step in _STEPS if (high - low) / step <= 8), _STEPS[-1])
@@ -185,7 +191,7 @@ def choose_ticks(low: float, high: float) -> list[float]:
     return sorted(found | {1.0})
 
 
-_MOST_TICKS = 7
+_MOST_TICKS = 5
 """As many labels stand beside each other on a telephone."""
 
 

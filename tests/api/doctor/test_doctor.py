@@ -47,7 +47,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
     """Versions that count as installed, for the test to change."""
     found: dict[str, str | None] = {
         "gpudiag": "0.1", "torch": "2.13.0", "scipy": "1.17", "nvtx": "0.2", "nvidia-ml-py": "13.0", "triton": "3.5", "dash": "4.0",
-        "waitress": "3.0", "distributed": "2026.8",
+        "waitress": "3.0", "distributed": "2026.8", "mcp": "2.3",
     }  # fmt: skip
     monkeypatch.setattr(doctor, "find_version", found.get)
     monkeypatch.setattr(doctor.metadata, "requires", lambda _: [])
@@ -208,7 +208,9 @@ def test_an_installation_for_analysis_is_no_failure(tmp_path: Path, installed: d
     assert [check.name for check in found.checks if check.status == "missing"] == ["torch"]
 
 
-@pytest.mark.parametrize(("need", "package"), [("dashboard", "dash"), ("cluster", "distributed"), ("telemetry", "nvidia-ml-py")])
+@pytest.mark.parametrize(
+    ("need", "package"), [("dashboard", "dash"), ("mcp", "mcp"), ("cluster", "distributed"), ("telemetry", "nvidia-ml-py")]
+)
 def test_what_was_asked_for_fails_where_it_is_missing(tmp_path: Path, installed: dict[str, str | None], need: Any, package: str) -> None:
     installed[package] = None
     seen = _seen(tmp_path, TORCH, NVML, NVIDIA)
