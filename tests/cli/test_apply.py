@@ -232,7 +232,7 @@ def test_a_real_copy_keeps_losses_and_gain(place: Place) -> None:
     (place.project / "train.py").write_text(SLOW_ROWS)
     diff = place.folder / "change.diff"
     words = ("--fix", "loader-workers=2", "--pairs", "4", "--no-parity", "--patch", str(diff), "--shared-ok", "train.py")
-    done = place.run(*words, blocks=2)
+    done = place.run(*words, blocks=2, warm_limit_s=30.0)
     assert done.code == 0, done.err
     assert diff.exists(), done.out + done.err
     assert "+for rows in DataLoader(Rows(), batch_size=4, num_workers=2):  # one process" in diff.read_text().splitlines(), done.out
