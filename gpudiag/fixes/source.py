@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import libcst as cst
-from libcst import matchers, metadata
+from libcst import metadata
 
 from gpudiag.errors import InputError
 from gpudiag.fixes.fix import NoPlaceError
@@ -46,6 +46,7 @@ class Source:
         self._names = cast("dict[cst.CSTNode, Any]", found[metadata.QualifiedNameProvider])
         self._parents = cast("dict[cst.CSTNode, cst.CSTNode]", found[metadata.ParentNodeProvider])
         self._positions = cast("dict[cst.CSTNode, metadata.CodeRange]", found[metadata.PositionProvider])
+        self._children: dict[cst.CSTNode, Sequence[cst.CSTNode]] = {}
         self.calls: list[cst.Call] = list(self.find_all(cst.Call))
         """All calls, in the order of the text."""
         self._changes: dict[cst.CSTNode, list[Callable[[Any], Any]]] = {}
@@ -59,10 +60,14 @@ class Source:
 
     def find_all(self, kind: type[NodeT], inside: cst.CSTNode | None = None) -> Iterator[NodeT]:
         """Yield the nodes of a kind in the order of the text."""
-        found = matchers.findall(inside or self.module, matchers.MatchIfTrue(lambda node: isinstance(node, kind)))
-        return iter(
-            sorted(cast("Sequence[NodeT]", found), key=lambda node: (self._positions[node].start.line, self._positions[node].start.column))
-        )
+        todo: list[cst.CSTNode] = [inside or self.module]
+        while todo:
+            node = todo.pop()
+            if isinstance(node, kind):
+                yield node
+            if node not in self._children:  # libcst collects them anew each time
+                self._children[node] = node.children[::-1]
+            todo += self._children[node]
 
     def line(self, node: cst.CSTNode) -> int:
         """Return the line of the file on which `node` begins."""
