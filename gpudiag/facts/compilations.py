@@ -17,6 +17,7 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.call_sites import INSTALLED
 from gpudiag.attribution.names import decode_column
+from gpudiag.facts.efficiency import find_compilation_spans
 from gpudiag.facts.idle_time import COMPILED_REGION, GRAPH_CALL, find_graph_calls, find_ops
 from gpudiag.facts.registry import NotKnownError, fact, require_known
 from gpudiag.facts.window import Window, cache_by_window
@@ -100,7 +101,7 @@ def _build_recompile_rows(found: Sequence[Compilation], costs: Sequence[_Cost | 
                 rest=first.resumes_at is not None,
                 count=sum(not found[index].backward for index in members),
                 compile_ns=_sum_known(found[index].duration_ns for index in members),
-                in_steps=sum(cost.in_steps for cost in known),
+                in_steps=sum(cost.in_steps for index in members if (cost := costs[index]) and not found[index].backward),
                 idle_ns=_sum_known(cost.idle_ns for cost in known),
                 kind=guard.kind if guard else None,
                 name=guard.name if guard else "",
@@ -168,7 +169,8 @@ def _build_break_rows(window: Window, log: CompileLog) -> list[BreakRow]:
     crossings = _find_crossings(window)
     if crossings is None:
         return sorted(_list_met_breaks(log, None).values(), key=lambda row: -row.count)
-    rows, idle = _list_met_breaks(log, 0), spans.merge_spans(window.idle_spans())
+    compiling = find_compilation_spans(window)  # what is compiled meanwhile is told on its own
+    rows, idle = _list_met_breaks(log, 0), spans.subtract_spans(spans.merge_spans(window.idle_spans()), compiling)
     frames = {number: one for one in reversed(log.compilations) if (number := one.id.rpartition("/")[0])}
     for (frame,), passed in crossings.drop_nulls("frame").group_by("frame", maintain_order=True):
         if (one := frames.get(str(frame))) is None:
@@ -177,7 +179,7 @@ def _build_break_rows(window: Window, log: CompileLog) -> list[BreakRow]:
         place = one.place if one.resumes_at is None else CodePlace(one.place.file, one.resumes_at, one.place.function)
         key = (found.reason, _find_place(found.stack)) if found else ("", place)
         row = rows.get(key) or BreakRow(reason="", place=place)
-        between = passed.select("start_ns", "end_ns").to_numpy()
+        between = spans.subtract_spans(spans.build_spans(passed), compiling)
         rows[key] = msgspec.structs.replace(
             row,
             crossed=(row.crossed or 0) + passed.height,

@@ -240,14 +240,16 @@ def break_ns(window: Window) -> float:
     # the host's time between the graphs of one compiled region: eager ops, guards, Python
     calls = find_graph_calls(window).sort("thread", "start_ns")
     between = calls.select(start_ns=pl.col("end_ns").cum_max().shift(1).over("thread", "region"), end_ns="start_ns").drop_nulls()
-    breaks = spans.build_spans(between.filter(pl.col("end_ns") > pl.col("start_ns")))
+    compiling = find_compilation_spans(window)  # a cause of its own
+    breaks = spans.subtract_spans(spans.build_spans(between.filter(pl.col("end_ns") > pl.col("start_ns"))), compiling)
     if window.on_cpu:
         pieces_ns = 0.0
         if calls.height:  # of the time in compiled functions, forward and backward, each graph writes its results and reads its inputs
             inside = [find_ops(window, pattern).select("start_ns", "end_ns") for pattern in (COMPILED_REGION, BACKWARD_NODE)]
             whole, matrix = spans.build_spans(pl.concat(inside)), window.kernels.filter(pl.col("family").is_in(MATRIX_FAMILIES))
             products = _filter_begun_within(matrix, matrix["start_ns"], whole)["time_ns"].sum()
-            outside = max(0.0, spans.measure_spans(spans.merge_spans(whole)) - float(products))
+            running = spans.subtract_spans(spans.merge_spans(whole), compiling)
+            outside = max(0.0, spans.measure_spans(running) - float(products))
             pieces_ns = outside * _count_further_graphs(calls) / max(1, find_ops(window, GRAPH_CALL).height)
         return min(max(float(spans.measure_spans(breaks)), pieces_ns), float(window.wall_ns))
     issued = window.analysis.trace.ops.select(op="id", issued_ns="start_ns")

@@ -124,7 +124,8 @@ class BreakRow(msgspec.Struct, frozen=True, kw_only=True):
     crossed: int | None = None
     """Times that the analysed steps passed it; null: the regions of the trace do not tell."""
     between_ns: int | None = None
-    """Time of the host between the graphs on both sides, in the analysed steps: guards, Python, ops that are not compiled."""
+    """Time of the host between the graphs on both sides, in the analysed steps: guards, Python, ops that are not compiled; what is compiled
+    meanwhile is not counted."""
     idle_ns: int | None = None
     """Idle time of the device meanwhile."""
 

@@ -96,7 +96,7 @@ def _sum_up(report: ReportData, found: CompileReport) -> str:
         text += "; none fell into the analysed steps"
     text += "."
     if found.failed:
-        text += f" {found.failed:,} failed: what they were for runs uncompiled."
+        text += f" Of all, {found.failed:,} failed: that code runs uncompiled."
     if found.dropped:
         text += f" {found.dropped:,} more are not told: torch had forgotten them."
     return text

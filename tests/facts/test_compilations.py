@@ -57,7 +57,7 @@ def test_a_compilation_costs_the_idle_time_of_the_steps_that_it_lies_in() -> Non
     assert (found.compilations, found.functions, found.in_steps) == (4, 1, 2)
     assert found.idle_ns == (450 + 40 + 50) * US
     (row,) = found.recompiles
-    assert (row.count, row.in_steps, row.idle_ns) == (2, 2, 540 * US)  # its backward graph is no compilation more, and costs
+    assert (row.count, row.in_steps, row.idle_ns) == (2, 1, 540 * US)  # its backward graph is no compilation more, and costs
     assert row.compile_ns == (500 + 190 + 1_000) * US
     assert (row.kind, row.name, row.values, row.cure) == ("size", "x", (("8", "9"),), "dynamic")
     assert facts.value("recompiled_at") == "app/train.py:6 (forward)"
@@ -93,6 +93,15 @@ def test_a_break_is_passed_where_the_rest_of_its_function_runs() -> None:
     assert facts.value("break_at") == "app/train.py:8 (forward)"
     assert facts.value("break_kind") == "number"
     assert list_break_places(facts.window) == (Where("Unsupported Tensor.item() call", "app/train.py", 8, 50 * US),)
+
+
+def test_what_is_compiled_between_two_graphs_is_no_cost_of_the_break() -> None:
+    ops = [op("Torch-Compiled Region: 1/0", 0, 900), op("Torch-Compiled Region: 2/1", 610, 880)]
+    ops += [op("CompiledFunction", 10, 200), op("CompiledFunction", 650, 880), op("_compile.compile_inner (dynamo_timed)", 220, 600)]
+    rest = compiled("2/1", -500, -400, place=CodePlace("app/train.py", 8, "forward"), resumes_at=8)
+    facts = logged(analysis(ops=ops, device=CPU), rest, breaks=(READ,))
+    assert report(facts).breaks[0].between_ns == (20 + 50) * US
+    assert facts.value("break_ns") == (900 - 380) / 2 * US  # half of what runs in the region: one graph would be entered once
 
 
 def test_without_regions_in_the_trace_breaks_are_told_without_costs() -> None:
