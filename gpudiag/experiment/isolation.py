@@ -88,8 +88,8 @@ def lock_machine(*, shared_ok: bool = False, wait: bool = False, tell: Tell = la
                     note = f"another experiment ran on this machine at the same time ({who})"
                     break
                 if not wait:
-                    hint = "wait for its end, as --wait does, or measure all the same with --shared-ok"
-                    raise InputError(f"another experiment runs on this machine ({who}): each would measure what the other does", hint)
+                    hint = "--wait waits for its end, --shared-ok measures all the same"
+                    raise InputError(f"another experiment runs on this machine ({who}): each would disturb the other", hint)
                 tell(f"waiting for the end of another experiment ({who})")
                 time.sleep(_AGAIN_S)
         except OSError as error:

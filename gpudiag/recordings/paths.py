@@ -70,14 +70,13 @@ def is_url_pattern(url: str) -> bool:
     return "*" in url or (not url.startswith(("http://", "https://")) and any(sign in url for sign in "?["))
 
 
-_TOO_SHORT = "the loop ended before the profiled steps"
 _SIGNS = (
     (NoticeCode.RECORDING_SWITCHED_OFF, "mend that and record again"),
     (NoticeCode.PART_SWITCHED_OFF, "mend that and record again"),
     (NoticeCode.OTHER_PROFILER, "leave out the other profiler, or record at steps where it does not run: at_steps="),
     (NoticeCode.RECORDING_UNFINISHED, "let the run reach its profiled steps: lower skip=, or wait"),
     (NoticeCode.LOOP_ENDED_BY_ERROR, "the loop was left before the profiled steps: lower skip="),
-    (NoticeCode.WINDOW_SHORT, f"{_TOO_SHORT}: record more steps, about 20 and better 50, or lower skip= and record="),
+    (NoticeCode.WINDOW_SHORT, "record more steps, about 20 and better 50, or lower skip= and record="),
     (NoticeCode.RUN_ENDED_EARLY, "record more steps, or ask for earlier ones"),
     (NoticeCode.WINDOWS_NOT_BEGUN, "the loop ended before the profiled steps: record more steps, or lower skip="),
 )
@@ -101,15 +100,18 @@ def choose_window(bundle: OpenedBundle, asked: int | None) -> Window | None:
 def build_no_window_error(path: str, bundle: OpenedBundle) -> InputError:
     """Build the error about a bundle without any window: why there is none, what to do, and what its records say of the run."""
     found = build_history(bundle.step_records, bundle.host_marks)
+    known = "".join(f" {text}" for text in list_history(found)[:2]) if found else ""
     why, hint = "none was planned, and nothing asked for one", "record with repeat=1 or more, or ask for windows by at_steps="
     for code, advice in _SIGNS:
         said = [format_notice(notice) for notice in bundle.notices if notice.code == code]
         if said:
             why, hint = "; ".join(said), advice
+            if code == NoticeCode.WINDOW_SHORT:  # the first window says it all, and the pace of a few steps tells nothing
+                why, known = said[0], ""
             break
-    known = "".join(f" {text}" for text in list_history(found)[:2]) if found else ""
     count = max(bundle.manifest.steps, found.steps if found else 0)  # the manifest of a killed run has not been written again
-    return InputError(f"{path}: no window was recorded in this bundle ({count} steps): {why}.{known}", hint)
+    seen = f"{count} steps" if count else "no whole step was seen"
+    return InputError(f"{path}: no window was recorded in this bundle ({seen}): {why}{'.' if known else ''}{known}", hint)
 
 
 def _describe_window(window: Window) -> str:

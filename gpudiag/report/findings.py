@@ -130,7 +130,8 @@ def build_findings_section(report: ReportData, amount: Amount, script: str | Non
     if amount.page and not script and any(finding.fixes for finding in (*full, *rest)):
         shown.append(Paragraph(f"In the commands, {SCRIPT_PLACEHOLDER} stands for your own program, as you start it.", "quiet"))
     if script is not None and not amount.page and (command := build_ab_command(report, clean(script, _LONGEST_SCRIPT))):
-        shown.append(Paragraph(f"Measure it before you change the code: {command}"))
+        named = "" if script else f" ({SCRIPT_PLACEHOLDER}: your own program, as you start it)"
+        shown.append(Paragraph(f"Measure it before you change the code: {command}{named}"))
     return Section("Findings", tuple(block for block in shown if block is not None), "findings", nav="Findings")
 
 

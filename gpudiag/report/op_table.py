@@ -276,7 +276,7 @@ def build_ops_section(report: ReportData, amount: Amount, chosen: Sequence[OpRow
         return None
     count, rows = report.steps.count, sort_ops_by_time(report, chosen)[: max(0, amount.ops)]
     span = ("1 step" if count == 1 else f"{count} steps") if labels.has_steps(report) else "the recorded window"
-    note = f"calls and times are sums over {span}" if amount.page else f"{len(rows)} of {len(report.ops)}, over {span}"
+    note = f"calls and times are sums over {span}" if amount.page else f"{len(rows)} of {len(report.ops)}; sums over {span}"
     legend = [f"{text}." for text in labels.format_op_legend(rows)]
     return Section("Top ops by time", (table, *say_all(legend, "quiet")), "ops-title", note, "Ops")
 

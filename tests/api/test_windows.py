@@ -129,8 +129,11 @@ def why_none(path: Path) -> str:
     ("warnings", "told"),
     [
         ((), "none was planned, and nothing asked for one"),
-        (("timing window: 0 of 6 steps recorded (too short)",), "timing window: 0 of 6 steps recorded (too short)"),
-        (("profiling was switched off: OSError", "no memory was recorded"), "(50 steps): profiling was switched off: OSError."),
+        (
+            ("timing window: 0 of 6 steps recorded (too short)", "sites window: 0 of 2 steps recorded (too short)"),
+            "(50 steps): timing window: 0 of 6 steps recorded (too short) (record more steps, about 20",  # the first one alone
+        ),
+        (("profiling was switched off: OSError", "no memory was recorded"), "(50 steps): profiling was switched off: OSError"),
     ],
 )
 def test_a_bundle_without_windows_says_why(tmp_path: Path, warnings: tuple[str, ...], told: str) -> None:

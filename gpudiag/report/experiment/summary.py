@@ -175,7 +175,7 @@ def build_baseline_rows(found: Baseline | None) -> list[tuple[str, str]]:
         ("step", f"{_format_step(found)}{marked}"),
         ("warm-up", f"{format_duration(found.start_s)} from the start of the process{warm}" if found.start_s else ""),
         ("memory", f"{format_bytes(found.peak_bytes)} at the peak" if found.peak_bytes else ""),
-        ("writes", "; ".join(found.side_effects)),
+        ("writes", "; ".join(text.removeprefix("writes ") for text in found.side_effects)),
         ("noise", "" if noise is None else f"pairs of unchanged processes differ by {format_share(noise, 1)} (standard deviation)"),
     ]
     return [(topic, said) for topic, said in (*rows, *(("note", verdicts.shorten_note(note)) for note in found.notes)) if said]

@@ -58,7 +58,8 @@ def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
             meant = suggest_nearest(setting.name, KIND_BY_NAME)
             if setting.name in FIX_BY_ID:
                 meant = f"; {setting.name} is a fix: `gpudiag ab --fix {setting.name} train.py` measures what it gives"
-            raise InputError(f"{format_setting(setting)}: there is no such what-if{meant}", f"there are {format_names()}")
+            known = "`gpudiag whatif --list` lists them" if meant else f"there are {format_names()}"
+            raise InputError(f"{format_setting(setting)}: there is no such what-if{meant}", known)
         kind.words(setting)  # raises where the value is wrong
         found.append(setting)
     for setting in found:

@@ -187,7 +187,8 @@ def test_kernel_times_replays_the_step_with_other_kernels() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lunch=0", "no such what-if.*batch=2.*launch=0"),
+        ("lunch=0", r"no such what-if; did you mean 'launch'\? \(`gpudiag whatif --list` lists them\)$"),
+        ("zzz=0", "no such what-if.*batch=2.*launch=0"),
         ("loader=-1", "from 0 to 10"),
         ("loader=fast", "from 0 to 10"),
         ("loader=nan", "from 0 to 10"),
