@@ -53,8 +53,8 @@ def format_count(value: float) -> str:
 
 
 def format_ratio_change(ratio: float) -> str:
-    """Return a ratio as a change of the step: '+3.2 %'."""
-    return f"{(ratio - 1) * 100:+.1f} %"
+    """Return a ratio as a change of the step: '+3.2 %'; the end of an interval that is wider than any change: 'over 100 x'."""
+    return f"{(ratio - 1) * 100:+.1f} %" if ratio <= 100 else "over 100 x"
 
 
 def describe_ratio_change(ratio: float) -> str:

@@ -203,6 +203,8 @@ _AMOUNTS = frozenset({"more_work", "less_work", "other_shapes", "unknown_work", 
 _HOST = frozenset({"idle_launch", "idle_unexplained"})
 _WAITS = frozenset({"idle_data", "data_work", "idle_io"})
 _LINKS = frozenset({"exposed_communication", "idle_dependency"})
+_PROGRAM = frozenset({"new", "gone", "more_calls", "fewer_calls", "more_work", "less_work", "other_shapes", "recompute", "data_work"})
+"""What a device does not change: what the program asks for."""
 _ALL = frozenset({*_OPS, *IDLE_BUCKETS, "exposed_communication", "exposed_copy"})
 
 
@@ -245,7 +247,7 @@ _REACHES: tuple[tuple[str, tuple[Reach, ...]], ...] = (
     ("variables.PYTORCH_", (Reach(_FORMS | {"idle_allocation"}),)),
     ("variables.", (Reach(_ALL),)),
     ("wrappers.", (Reach(_LINKS | _HOST | {"new", "gone", "more_calls", "fewer_calls"}),)),
-    ("device", (Reach(_ALL),)),
+    ("device", (Reach(_ALL - _PROGRAM),)),
     ("sm_clock", (Reach(_RATES),)),
     ("machine.cpu", (Reach(_RATES | _HOST | _WAITS),)),
     ("machine.isa", (Reach(_RATES),)),

@@ -220,7 +220,15 @@ def test_two_recordings_are_compared(client: Client) -> None:
     assert "aten::bmm" in told
     assert "gone" in told
     assert "new" in told
-    assert "part of the difference" in told
+
+
+def test_the_page_of_a_comparison_takes_the_difference_apart(tmp_path: Path) -> None:
+    small_trace(tmp_path / "a.json")
+    fp32_trace(tmp_path / "b.json")
+    client = Client(create_app(tmp_path))
+    for name in ("a.json", "b.json"):
+        analysed(client, name)
+    assert "part of the difference" in texts(content(client, "/compare?bundle=a.json&other=b.json"))
 
 
 def test_names_of_a_recording_are_text_and_short(client: Client) -> None:

@@ -199,7 +199,7 @@ class Watch:
             if self._finalizer is not None:
                 self._finalizer.cancel()
             _watch = None if _watch is self else _watch
-        append_journal(self.plan, "ended", rank=session.rank)
+            append_journal(self.plan, "ended", rank=session.rank)
 
 
 def attach(text: str) -> tuple[str, Watch | None]:

@@ -61,6 +61,8 @@ ON_A_GPU = (
         {"bf16": "faster", "tf32": "faster", "compile": "faster", "fused-optimizer": "applied", "checkpointing": "less memory",
          "sdpa=efficient": "applied", "alloc-conf": "applied", "batch-size=x2": "applied"},
     ),
+    Group("text-blocks", target("text"), {"compile-blocks": "faster"}),
+    Group("emptied", target("copies", "--empty-cache"), {"no-empty-cache": "applied"}),
     Group("nchw", NCHW, {"channels-last": "faster"}),
     Group("images", target("images"), {"cudnn-benchmark": "applied"}),
     Group("out-of-memory", target("narrow"), {}, variants=("hold=args:--hold 1.5",)),

@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--pinned", action="store_true")
     parser.add_argument("--hold", type=float, default=0.0, help="hold this share of the free memory of the GPU")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--empty-cache", action="store_true", help="give memory back to the driver in each step")
     args = parser.parse_args()
     torch.manual_seed(0)
     if args.hold:
@@ -88,6 +89,8 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            if args.empty_cache:
+                torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

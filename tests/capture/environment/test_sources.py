@@ -9,10 +9,17 @@ from types import ModuleType
 import pytest
 
 from gpudiag.bundle.reader import open_bundle
+from gpudiag.capture.environment import sources
 from gpudiag.capture.environment.inventory import Inventory
 from gpudiag.capture.environment.sources import digest_sources
 from gpudiag.capture.session import Session
 from gpudiag.files import digest_content
+
+
+@pytest.fixture(autouse=True)
+def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has run other tests has imported more files than a program."""
+    monkeypatch.setattr(sources, "MAX_FILES", 1_000_000)
 
 
 def imported(monkeypatch: pytest.MonkeyPatch, name: str, path: Path) -> None:
