@@ -11,8 +11,14 @@ import pytest
 from plantedchanges import judge
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["a pause in the collation", "three times the batch", "six more layers"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("three times the batch", marks=pytest.mark.slow),
+        pytest.param("a pause in the collation", marks=pytest.mark.long),
+        pytest.param("six more layers", marks=pytest.mark.long),
+    ],
+)
 def test_the_change_is_the_first_cause(tmp_path: Path, name: str) -> None:
     found = judge(name, tmp_path)
     assert found.right, found.headline
