@@ -103,11 +103,11 @@ COMMAND = ("python", "train.py", "--lr", "1")
 
 
 def run(
-    *fixes: str, tell: Any = None, done: Any = None, variants: Sequence[str] = (), auto: bool = False, **options: Any
+    *fixes: str, tell: Any = None, done: Any = None, warn: Any = None, variants: Sequence[str] = (), auto: bool = False, **options: Any
 ) -> ExperimentResult:
     options.setdefault("output", "bundle")
     command = () if options.get("resume") else COMMAND
-    return run_experiment(command, fixes=fixes, variants=variants, auto=auto, options=Options(**options), tell=tell, done=done)
+    return run_experiment(command, fixes=fixes, variants=variants, auto=auto, options=Options(**options), tell=tell, done=done, warn=warn)
 
 
 def verdicts(found: ExperimentResult) -> dict[str, str]:

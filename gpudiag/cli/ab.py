@@ -131,7 +131,7 @@ def ab(
             with Live() as live:
                 found = run_experiment(
                     command, fixes=fix or [], variants=variant or [], auto=auto, options=options,
-                    progress=live.tell, tell=live.pair, done=live.done,
+                    progress=live.tell, tell=live.pair, done=live.done, warn=live.warn,
                 )  # fmt: skip
         except InterruptedExperiment as stop:
             _try_report_result(stop.result, stop.bundle, json)

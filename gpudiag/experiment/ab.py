@@ -51,13 +51,14 @@ def run_experiment(
     progress: Progress | None = None,
     tell: Tell | None = None,
     done: Done | None = None,
+    warn: Progress | None = None,
 ) -> ExperimentResult:
     """Return what each change does to the speed of `command`, and whether it trains the same.
 
     `command` is a whole one, its Python included (build_run_command); () with options.resume for the one that was interrupted.
     `fixes`: `ID` or `ID=VALUE`; `variants`: see experiment.variant; `auto`: those fixes that the findings of a fresh recording name.
-    `progress` is told what is being done, `tell` what the pairs of a comparison say so far, `done` each outcome. All is kept in a
-    bundle (options.output).
+    `progress` is told what is being done, `tell` what the pairs of a comparison say so far, `done` each outcome, `warn` what
+    somebody would want to know before time is spent. All is kept in a bundle (options.output).
     Raises InputError and UsageError for what cannot be asked for, and while another experiment runs on this machine,
     InterruptedExperiment after Ctrl-C, StoppedExperimentError for what keeps experiments from going on.
     """
@@ -65,7 +66,8 @@ def run_experiment(
     changed = [*parse_variants([one for one in variants if isinstance(one, str)]), *(one for one in variants if isinstance(one, Variant))]
     version = find_version("gpudiag") or "unknown"
     plan = Plan(tuple(command), tuple(dict.fromkeys(calls)), tuple(changed), auto, options or Options(), version, os.getcwd())
-    with _open_experiment(plan, progress or (lambda _: None), tell or (lambda _name, _found: None), done or (lambda _: None)) as experiment:
+    quiet = lambda *_: None  # noqa: E731
+    with _open_experiment(plan, progress or quiet, tell or quiet, done or quiet, warn or quiet) as experiment:
         with _end_in_order(experiment):
             plan, chosen = experiment.plan, experiment.plan.list_variants()
             for variant in chosen:
@@ -85,6 +87,7 @@ def run_experiment(
             else:
                 chosen = add_batch_sizes(experiment, chosen)
                 experiment.fit_blocks(len(chosen) * experiment.design.looks[0])
+                experiment.warn_of_budget(len(chosen))
                 experiment.compare_all(chosen)
                 if plan.options.combine and chosen:
                     take_apart(experiment, chosen[0])
@@ -92,7 +95,7 @@ def run_experiment(
 
 
 @contextmanager
-def _open_experiment(plan: Plan, progress: Progress, tell: Tell, done: Done) -> Iterator[Experiment]:
+def _open_experiment(plan: Plan, progress: Progress, tell: Tell, done: Done, warn: Progress) -> Iterator[Experiment]:
     """Give an experiment with its store, alone on this machine: a new one, or the one that was interrupted."""
     options = plan.options
     if not options.resume:
@@ -104,7 +107,7 @@ def _open_experiment(plan: Plan, progress: Progress, tell: Tell, done: Done) -> 
         else:
             store = begin_store(Path(options.output) if options.output else choose_default_path(), plan)
         with factory.turn_knobs(plan.command), open_experiment() as (folder, _):
-            experiment = Experiment(plan, store, folder, progress=progress, tell=tell, done=done)
+            experiment = Experiment(plan, store, folder, progress=progress, tell=tell, done=done, warn=warn)
             experiment.notes.extend([note] if note else [])
             yield experiment
 
@@ -272,4 +275,4 @@ def _run_with_progress(quiet: bool, command: Sequence[str], **asked: Any) -> Exp
     from gpudiag.report.experiment.live import Live
 
     with Live() as live:
-        return run_experiment(command, progress=live.tell, tell=live.pair, done=live.done, **asked)
+        return run_experiment(command, progress=live.tell, tell=live.pair, done=live.done, warn=live.warn, **asked)

@@ -86,9 +86,9 @@ class Experiment:
     """What one `gpudiag ab` has found so far, and how to find more. `tried`: the variants in their order, each with its outcome; `left`:
     what there was no time for, by 'stage:name' -> in words."""
 
-    def __init__(self, plan: Plan, store: Store, scratch: Path, *, progress: Progress, tell: Tell, done: Done) -> None:
+    def __init__(self, plan: Plan, store: Store, scratch: Path, *, progress: Progress, tell: Tell, done: Done, warn: Progress) -> None:
         self.plan, self.store, self.scratch, self.options = plan, store, scratch, plan.options
-        self.progress, self._tell, self._done = progress, tell, done
+        self.progress, self._tell, self._done, self._warn = progress, tell, done, warn
         self.budget, self.design = Budget(plan.options.budget_s), plan.options.build_design()
         # with steady_malloc host memory is kept in both arms: that changes the program too, and is said
         environ = dict(make_applier(FixCall("malloc")).environ) if plan.options.steady_malloc else {}
@@ -281,6 +281,17 @@ class Experiment:
             return 0.0
         return 2 * self.baseline.start_s + 2 * self.design.blocks * self._estimate_block_s()
 
+    def _estimate_least_s(self) -> float:
+        """Estimate how much of a budget one change needs up to its first look."""
+        return SLACK * self.design.looks[0] * self._estimate_pair_s() / TIMING_SHARE
+
+    def warn_of_budget(self, changes: int) -> None:
+        """Say, before it is spent, that the budget may be over before anything can be said of so many changes."""
+        least_s, left_s = self._estimate_least_s(), max(self.budget.left_s, 0.0)
+        if changes * least_s > left_s:
+            held = f"{_format_minutes(left_s)} of --budget are left, for {changes} change{'s' * (changes > 1)}"
+            self._warn(f"{_format_least(least_s)}, and {held}; what is not measured then, --resume BUNDLE measures with another --budget")
+
     def _estimate_block_s(self) -> float:
         return max(self.design.block_s, self.design.block_steps * self.baseline.step_ns * 1e-9 if self.baseline else 0.0)
 
@@ -361,11 +372,8 @@ class Experiment:
         recipe = choose_recipe(self.tried, self.plan.command, checked=self.options.parity)
         if complete and self.options.parity:
             notes.extend(list_unchecked(self.tried))
-        # what one change takes up to its first look, so that a larger budget can be chosen
-        least_s = SLACK * self.design.looks[0] * self._estimate_pair_s() / TIMING_SHARE
-        if left and least_s > 0:
-            what = f"one change may take {_format_minutes(least_s)} until anything can be said of it"
-            notes.append(f"{what}: --budget should allow that for each")
+        if left and (least_s := self._estimate_least_s()) > 0:
+            notes.append(f"{_format_least(least_s)}: --budget should allow that for each")
         return ExperimentData(
             baseline=self.baseline,
             experiments=(*(one for _, one in self.tried), *self.screened),
@@ -379,6 +387,10 @@ def withdraw_claims(tried: list[tuple[Variant, Outcome]]) -> None:
     """Withdraw the claims among `tried` that do not stand together."""
     standing = uphold_claims([one for _, one in tried])
     tried[:] = [(variant, one) for (variant, _), one in zip(tried, standing, strict=True)]
+
+
+def _format_least(seconds: float) -> str:
+    return f"one change may take {_format_minutes(seconds)} until anything can be said of it"
 
 
 def _format_minutes(seconds: float) -> str:

@@ -53,6 +53,7 @@ def search_and_confirm(experiment: Experiment) -> None:
     named = row.named
     if named:
         experiment.fit_blocks(len(named) + 2 * experiment.design.looks[0])  # each once, and two that are proved
+        experiment.warn_of_budget(1)
     if len(named) == 1:  # there is nothing to choose from
         experiment.compare_all([_build_variant([named[0].fix], named)], "confirm")
     promised, screened = [one for one in named if one.ceiling_share], None

@@ -237,9 +237,15 @@ def test_a_budget_that_is_spent_says_what_was_not_measured(machine: Machine, mon
         return measure(*args, **kwargs)
 
     monkeypatch.setattr("gpudiag.experiment.compare.compare_arms", slow)
-    found = run(FUSED, NONE, budget_s=100.0)
+    said: list[str] = []
+    found = run(FUSED, NONE, budget_s=100.0, warn=said.append)
     assert verdicts(found) == {FUSED: "faster"}
     assert not found.data.complete
+    (line,) = said
+    assert "one change may take" in line
+    assert "2 min of --budget are left, for 2 changes" in line
+    run(FUSED, budget_s=100_000.0, warn=said.append, output="enough")
+    assert said == [line]
     assert f"not measured, the budget was spent: {NONE}, parity of {FUSED}" in found.data.notes
     assert any(f"{FUSED} is faster, but no part of the recipe" in note for note in found.data.notes)
     assert not found.recipe.proved

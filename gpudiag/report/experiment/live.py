@@ -79,11 +79,23 @@ class Live:
         self._rows.pop(called, None)
         self._rows[verdicts.name_outcome(outcome)] = (outcome, over)
         self._seen.append(outcome)
-        if self._live is None and self._stream is not None:
+        if self._live is None:
+            self._write(text)
+        self._draw()
+
+    def warn(self, text: str) -> None:
+        """Write a line that stays."""
+        if self._live is not None:
+            with suppress(OSError):
+                self._live.console.print(f"gpudiag: {clean(text, 2_000)}", markup=False, highlight=False)
+        else:
+            self._write(f"gpudiag: {text}")
+
+    def _write(self, text: str) -> None:
+        if self._stream is not None:
             with suppress(OSError, ValueError):
                 self._stream.write(replace_unencodable(f"{clean(text, 2_000)}\n", self._stream.encoding))
                 self._stream.flush()
-        self._draw()
 
     def _draw(self) -> None:
         if self._live is not None:
