@@ -89,9 +89,14 @@ def _say_in_one_line(ctx: Any) -> Iterator[None]:
     except _MISTAKE as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             raise
-        text = _VALUE.sub(r"\1: ", error.format_message()).replace("Input should be", "it should be")
+        text = (
+            _VALUE.sub(r"\1: ", error.format_message())
+            .replace("Input should be", "it should be")
+            .replace("a valid integer", "a whole number")
+        )
         text = text.partition(", unable to parse")[0].rstrip(".")
-        raise UsageError(text[:1].lower() + text[1:], f"{ctx.command_path} --help") from None
+        text = text if text[:2].isupper() else text[:1].lower() + text[1:]  # PID stays as it is
+        raise UsageError(text, f"{ctx.command_path} --help") from None
 
 
 _RECORDING_SUFFIXES = (".json", ".json.gz", ".json.zst", ".gz", ".zst", ".sqlite", ".nsys-rep", ".qdrep")

@@ -70,13 +70,7 @@ def report(
     number = options.parse_rank(rank)
     if brief and all_findings:
         raise UsageError("--brief is one page, and --all-findings is all", "leave one of them out")
-    options.check_named("PATH", path, "give a trace, a bundle, or a folder of ranks")
-    options.check_named("--scheduler", [] if scheduler is None else [scheduler], "give tcp://host:port, or a scheduler file")
-    options.check_named("--rules", rules or [], "give a folder of rule files")
-    options.check_captures(captures)
-    matched = [found for one in path if glob.has_magic(one) and "://" not in one for found in glob.glob(one, recursive=True)]
-    for source in (*path, *matched, *captures):
-        options.check_targets(targets, source)
+    _check_request(path, targets, captures, rules or [], scheduler)
     chosen = _choose_config(no_config, no_cache)
     if watch:
         options.check_watch(path, rank, scheduler)
@@ -110,6 +104,17 @@ def report(
         watch_run(watched.look, lambda: tell_all(watched.rank))
     else:
         tell_all()
+
+
+def _check_request(path: list[str], targets: list[Path], captures: list[str], rules: list[str], scheduler: str | None) -> None:
+    """Raise UsageError for names that are empty, and for a target that is one of the recordings."""
+    options.check_named("PATH", path, "give a trace, a bundle, or a folder of ranks")
+    options.check_named("--scheduler", [] if scheduler is None else [scheduler], "give tcp://host:port, or a scheduler file")
+    options.check_named("--rules", rules, "give a folder of rule files")
+    options.check_captures(captures)
+    matched = [found for one in path if glob.has_magic(one) and "://" not in one for found in glob.glob(one, recursive=True)]
+    for source in (*path, *matched, *captures):
+        options.check_targets(targets, source)
 
 
 def _choose_config(no_config: bool, no_cache: bool) -> Config | None:
