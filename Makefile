@@ -31,8 +31,8 @@ demo: setup ## train a small transformer for a few seconds and look at its repor
 	@$(BIN)/gpudiag demo
 
 # byte code of the tests is kept where Python is told to write none: rewriting their assertions is half of what finding them takes.
-# A module is run by one worker, which makes what its tests share once.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --maxprocesses 8 --dist loadfile
+# A module is run by one worker, which makes what its tests share once. Where a worker crashes the run ends: pytest-xdist may wait for ever else.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --maxprocesses 8 --dist loadfile --max-worker-restart 0
 # slow tests wait for programs, signals and time limits: half as many workers again as there are processors
 WAITING := -n $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores + (cores + 1) / 2)))
 
