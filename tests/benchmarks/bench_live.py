@@ -60,23 +60,28 @@ EXPERIMENTS = [
 ]
 
 
-def command(named: Named, folder: Path) -> list[str]:
-    """Return the command of one experiment; it writes its result to `folder`."""
+def command(named: Named, folder: Path, shared: bool) -> list[str]:
+    """Return the command of one experiment; it writes its result to `folder`. `shared`: others run beside it."""
     result, bundle = folder / f"{named.name}.json", folder / "bundles" / named.name
     if named.planted:
         return [sys.executable, str(TARGETS / "planted_fixes.py"), *named.arguments, str(result), str(bundle)]
-    options = ["--json", str(result), "--output", str(bundle)]
+    options = ["--json", str(result), "--output", str(bundle), *(["--shared-ok"] if shared else [])]
     return [sys.executable, "-m", "gpudiag", "ab", *options, *named.arguments]
 
 
-def measure(named: Named, folder: Path, core: int) -> None:
-    """Run one experiment on one core; what it printed is kept beside its result."""
+def measure(named: Named, folder: Path, core: int, shared: bool) -> None:
+    """Run one experiment on one core (`shared`: beside others); what it printed is kept beside its result."""
     work = folder / "work" / named.name
     work.mkdir(parents=True, exist_ok=True)
     begun, load = time.time(), os.getloadavg()[0]
     with open(folder / f"{named.name}.log", "w", encoding="utf-8") as log:
         code = subprocess.run(
-            command(named, folder), cwd=work, stdout=log, stderr=log, preexec_fn=lambda: os.sched_setaffinity(0, {core}), check=False
+            command(named, folder, shared),
+            cwd=work,
+            stdout=log,
+            stderr=log,
+            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+            check=False,
         ).returncode
     left = sorted(path.relative_to(work).as_posix() for path in work.rglob("*"))
     told = {"code": code, "wall_s": time.time() - begun, "load": [load, os.getloadavg()[0]], "left": left}
@@ -93,7 +98,7 @@ def measure_all(experiments: list[Named], folder: Path, at_once: int) -> None:
     def one(named: Named) -> None:
         core = cores.get()
         try:
-            measure(named, folder, core)
+            measure(named, folder, core, at_once > 1)
         finally:
             cores.put(core)
 
