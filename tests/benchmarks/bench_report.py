@@ -100,6 +100,8 @@ def made(folder: Path, size_mb: float) -> Path:
 def placed(trace: Path, folder: Path) -> Path:
     """Return `trace` in `folder`, so that what is kept beside it is ours alone."""
     target = folder / trace.name
+    if target.exists():  # it was made there
+        return target
     with suppress(OSError):
         os.link(trace, target)
         return target
