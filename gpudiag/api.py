@@ -258,6 +258,7 @@ def calibrate(device: str = "auto") -> Device:
 
 def demo(folder: AnyPath, log: Progress, *, rules_dirs: Sequence[AnyPath] = (), config: Config | None = None) -> DemoResult:
     """Train a small transformer for a few seconds on whatever device is there, record it below `folder`, and report on it."""
+    from gpudiag.bundle.layout import REPORT_NAME
     from gpudiag.capture.demo import train_demo
     from gpudiag.devices import load_or_measure_peaks
 
@@ -266,7 +267,7 @@ def demo(folder: AnyPath, log: Progress, *, rules_dirs: Sequence[AnyPath] = (), 
     report = diagnose(str(run.path), rules_dirs=rules_dirs, config=config)
     html = run.path / "report.html"
     report.save(html)
-    report.save(run.path / "report.json")
+    report.save(run.path / REPORT_NAME)
     return DemoResult(report, str(run.path), str(html))
 
 

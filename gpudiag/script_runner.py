@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpudiag.bundle.layout import list_other_ranks, manifest_name
+from gpudiag.bundle.layout import REPORT_NAME, list_other_ranks, manifest_name
 from gpudiag.bundle.manifest import encode_manifest, read_manifest
 from gpudiag.bundle.writer import write_atomic
 from gpudiag.capture.launch import choose_default_path
@@ -288,7 +288,7 @@ def write_bundle_report(
         tell("measuring what this device can do")
         store_peaks(bundle, load_or_measure_peaks)
     report = diagnose(str(bundle), progress=tell, rules_dirs=rules_dirs, config=config, gpu_hour_price=price[0], planned_steps=price[1])
-    for name in ("report.html", "report.json"):
+    for name in ("report.html", REPORT_NAME):
         report.save(bundle / name)
     return report
 

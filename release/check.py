@@ -11,7 +11,6 @@ import ast
 import gzip
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -22,6 +21,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from matrix import run as matrix  # noqa: E402 - the same search of interpreters as `make test-matrix`
+
 DIST = ROOT / "dist"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MOST_INSTALLED_MIB = 300
@@ -39,9 +41,14 @@ class NotTriedError(Exception):
 
 def run(command: Sequence[str | Path], cwd: Path = ROOT, accepted: Sequence[int] = (0,)) -> str:
     """Return what `command` prints; raises StepError where it ends otherwise than `accepted`."""
-    environment = {name: text for name, text in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}}
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS_EACH
+        [str(part) for part in command],
+        cwd=cwd,
+        env=matrix.plain_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS_EACH,
     )
     if done.returncode not in accepted:
         last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
@@ -90,21 +97,18 @@ def build() -> str:
 
 def find_uv() -> str:
     """Return the path of uv; raises NotTriedError where it is not installed."""
-    uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    uv = matrix.find_uv()
     if uv is None:
         raise NotTriedError("uv is not installed (pip install uv)")
     return uv
 
 
 def find_python(version: str) -> str:
-    """Return an interpreter of `version`, by the same search as `make test-matrix`; raises NotTriedError where there is none."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from matrix.run import interpreter
-
-    found = interpreter(version)
+    """Return an interpreter of `version`; raises NotTriedError where there is none."""
+    found = matrix.interpreter(version)
     if found is None:
         raise NotTriedError(f"there is no Python {version} here")
-    return str(found)
+    return found
 
 
 def make_environment(home: Path, python: str, extra: str = "", constraints: bool = False) -> Path:

@@ -18,6 +18,9 @@ SEGMENT_FOLDERS = {"step_records": "steps", "host_marks": "marks", "telemetry": 
 EXPERIMENTS_FOLDER = "experiments"
 """The folder of what `gpudiag ab` measured: in a bundle, or in a folder of its own."""
 
+REPORT_NAME = "report.json"
+"""The report that `gpudiag run` puts into a bundle."""
+
 SITES_INDEX = 1
 """Index of the site window, kept free where there is none: a bundle of a killed run tells its windows apart by their indices."""
 

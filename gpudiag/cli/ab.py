@@ -69,7 +69,6 @@ _Sandbox = Annotated[
 _SteadyMalloc = Annotated[
     bool, typer.Option("--steady-malloc", help="Keep host memory instead of returning it, in baseline and variants: less noise.")
 ]
-_SharedOk = Annotated[bool, typer.Option("--shared-ok", help="Measure even if others use the GPU, or run experiments on this machine.")]
 _Wait = Annotated[bool, typer.Option("--wait", help="Wait until another experiment on this machine ends.")]
 _Patch = Annotated[
     Path | None,
@@ -90,7 +89,7 @@ def ab(
     report: _Report = "", combine: _Combine = False, output: _Output = "", resume: _Resume = "",
     budget: _Budget = "", pairs: _Pairs = "4..12", min_effect: _MinEffect = "1%", parity: _Parity = True,
     parity_only: _ParityOnly = False, probe_only: _ProbeOnly = False, aa: _Aa = False, sandbox: _Sandbox = "auto",
-    steady_malloc: _SteadyMalloc = False, shared_ok: _SharedOk = False, wait: _Wait = False,
+    steady_malloc: _SteadyMalloc = False, shared_ok: Annotated[bool, options.SHARED_OK] = False, wait: _Wait = False,
     json: _Json = None, patch: _Patch = None,
 ) -> None:  # fmt: skip
     """Run A/B experiments on an unchanged script: which fixes make it faster, by how much, and do loss and gradients stay the same."""

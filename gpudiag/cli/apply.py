@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.cli import terminal
+from gpudiag.cli import options, terminal
 from gpudiag.cli.command import end_with_starter, interrupt_on_signals
 from gpudiag.errors import InputError, UsageError
 
@@ -29,9 +29,7 @@ def apply(
     run: Annotated[
         bool, typer.Option("--run/--no-run", help="Run the patched copy first, unless `gpudiag ab --patch` has: same losses, same gain.")
     ] = True,
-    shared_ok: Annotated[
-        bool, typer.Option("--shared-ok", help="Measure even if others use the GPU, or run experiments on this machine.")
-    ] = False,
+    shared_ok: Annotated[bool, options.SHARED_OK] = False,
 ) -> None:
     """Print a proved change as a diff of the script; with --write make it, with --commit as a branch."""
     if (write or commit) and not run:

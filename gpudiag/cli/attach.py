@@ -18,8 +18,8 @@ def attach(
         str, typer.Option("--output", "-o", metavar="BUNDLE", help="Folder for the recording (default: runs/<time>).", show_default=False)
     ] = "",
     steps: Annotated[int, typer.Option(min=1, help="Steps to profile; all times come from these.")] = 6,
-    warm: Annotated[int, typer.Option(min=1, help="Steps to warm up the profiler.")] = 2,
-    sites: Annotated[int, typer.Option(min=0, help="Steps with Python stacks, for call sites (0: none).")] = 2,
+    warm: Annotated[int, options.WARM] = 2,
+    sites: Annotated[int, options.SITES] = 2,
     wait: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Give up after this time; what is recorded by then is kept.")] = 600,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Report on the recording.")] = True,
     rules: Annotated[list[str] | None, options.RULES] = None,

@@ -29,6 +29,9 @@ def build_fix_option(does: str) -> Any:
     return typer.Option("--fix", metavar="ID[=VALUE]", help=said, autocompletion=completion.complete_fix)
 
 
+SHARED_OK = typer.Option("--shared-ok", help="Measure even if others use the GPU, or run experiments on this machine.")
+WARM = typer.Option("--warm", min=1, help="Steps to warm up the profiler.")
+SITES = typer.Option("--sites", min=0, help="Steps with Python stacks, for call sites (0: none).")
 JSON_FILE = typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)
 RULES = typer.Option("--rules", metavar="DIR", help="Also apply the rules in DIR; may be repeated.")
 NO_CACHE = typer.Option("--no-cache", help="Read everything anew and keep nothing.")

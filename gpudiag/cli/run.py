@@ -60,9 +60,9 @@ def run(
         str, typer.Option("--output", "-o", metavar="BUNDLE", help="Folder for the recording (default: runs/<time>).", show_default=False)
     ] = "",
     skip: Annotated[int, typer.Option(min=0, help="Steps to skip before the profiled ones.")] = 5,
-    warm: Annotated[int, typer.Option(min=1, help="Steps to warm up the profiler.")] = 2,
+    warm: Annotated[int, options.WARM] = 2,
     record: Annotated[int, typer.Option(min=1, help="Steps to profile; all times come from these.")] = 6,
-    sites: Annotated[int, typer.Option(min=0, help="Steps with Python stacks, for call sites (0: none).")] = 2,
+    sites: Annotated[int, options.SITES] = 2,
     repeat: Annotated[int, typer.Option(min=0, help="Timing windows to record on schedule.")] = 1,
     wait: Annotated[int, typer.Option(min=0, help="Unprofiled steps between those.")] = 0,
     at_step: Annotated[

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpudiag.bundle.layout import REPORT_NAME
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.files import read_file
 from gpudiag.fixes import FIX_BY_ID, make_applier
@@ -40,7 +41,7 @@ class Named(msgspec.Struct, frozen=True):
 
 def load_report(path: str) -> ReportData:
     """Load the report in a file, or in a bundle (its report.json). Raises InputError."""
-    target = Path(path) / "report.json" if os.path.isdir(path) else Path(path)
+    target = Path(path) / REPORT_NAME if os.path.isdir(path) else Path(path)
     try:
         return decode_report(read_file(target, MAX_REPORT_BYTES))
     except OSError as error:
@@ -156,7 +157,7 @@ def build_ab_arguments(call: FixCall, bundle: str, words: Sequence[str], *, ceil
 
 def has_report(bundle: Path) -> bool:
     """Return whether a bundle holds a report.json of its own (never a link)."""
-    path = bundle / "report.json"
+    path = bundle / REPORT_NAME
     return path.is_file() and not path.is_symlink()
 
 

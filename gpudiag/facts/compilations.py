@@ -213,7 +213,7 @@ def build_compile_report(window: Window) -> CompileReport | None:
 
 def format_place(place: CodePlace) -> str:
     """Return 'folder/file.py:12 (forward)', the path with its last two parts."""
-    file = "/".join(re.split(r"[\\/]", place.file)[-2:])
+    file = place.near_file
     return f"{file}:{place.line} ({place.function})" if place.line else f"{file} ({place.function})"
 
 
@@ -232,7 +232,7 @@ def list_recompiled_places(window: Window) -> tuple[Where, ...]:
 
 
 def _build_where(what: str, place: CodePlace, time_ns: int | None) -> Where:
-    return Where(what, "/".join(re.split(r"[\\/]", place.file)[-2:]) or None, place.line or None, time_ns)
+    return Where(what, place.near_file or None, place.line or None, time_ns)
 
 
 _NO_LOG = "what torch.compile did is kept by gpudiag run and gpudiag.profile of this version: no log of it is here"

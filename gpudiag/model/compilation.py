@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -21,6 +22,11 @@ class CodePlace(msgspec.Struct, frozen=True):
     file: str
     line: int = 0
     function: str = ""
+
+    @property
+    def near_file(self) -> str:
+        """The path with its last two parts, 'folder/file.py'."""
+        return "/".join(re.split(r"[\\/]", self.file)[-2:])
 
 
 class FailedGuard(msgspec.Struct, frozen=True, kw_only=True):

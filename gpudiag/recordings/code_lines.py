@@ -10,13 +10,11 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from gpudiag.bundle.layout import REPORT_NAME
 from gpudiag.files import digest_content, read_file
 from gpudiag.model.bundle import UNREADABLE, Manifest
 from gpudiag.model.finding import Where
 from gpudiag.model.report import CodeLines
-
-REPORT_NAME = "report.json"
-"""The report that `gpudiag run` puts into a bundle."""
 
 AROUND = 5
 """Lines that are kept on each side of a place."""
@@ -36,7 +34,7 @@ def read_code_lines(places: Iterable[Where], bundle: Path, manifest: Manifest) -
 
     A bundle is untrusted: of a file is shown only what has the digest in the manifest, which nobody knows who does not know the file.
     """
-    sources = (manifest.program.sources if manifest.program else None) or {}
+    sources = _get_sources(manifest)
     folders = list(_list_folders(bundle, manifest.command or ()))
     wanted = list(dict.fromkeys((place.file, place.line) for place in places if place.file and place.line)) if sources else []
     found: list[CodeLines] = []
@@ -55,11 +53,15 @@ def read_code_lines(places: Iterable[Where], bundle: Path, manifest: Manifest) -
 
 def find_program_file(word: str, bundle: Path, manifest: Manifest) -> Path | None:
     """Return where the script of a recorded command lies, where it is still the one that was recorded; None else."""
-    sources = (manifest.program.sources if manifest.program else None) or {}
+    sources = _get_sources(manifest)
     name = _find_source("/".join(PurePosixPath(word).parts[-2:]), sources)
     if name is None:
         return None
     return _find_file(_list_folders(bundle, manifest.command or ()), name, sources[name])[0]
+
+
+def _get_sources(manifest: Manifest) -> dict[str, str]:
+    return (manifest.program.sources if manifest.program else None) or {}
 
 
 def _find_source(file: str, sources: Iterable[str]) -> str | None:

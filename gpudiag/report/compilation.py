@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from gpudiag.model.compilation import BreakKind, BreakRow, CodePlace, CompileReport, Cure, GuardKind, RecompileRow
 from gpudiag.model.report import ReportData
 from gpudiag.report import labels
@@ -164,5 +162,5 @@ def format_guard(row: RecompileRow) -> str:
 
 def format_place(place: CodePlace) -> str:
     """Return 'folder/file.py:12', the path with its last two parts."""
-    file = "/".join(re.split(r"[\\/]", place.file)[-2:])
+    file = place.near_file
     return f"{file}:{place.line}" if place.line else file or "?"

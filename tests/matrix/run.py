@@ -71,6 +71,11 @@ def interpreter(version: str) -> str | None:
     return None
 
 
+def find_uv() -> str | None:
+    """Return the path of uv: beside this interpreter, or on PATH; None: it is not installed."""
+    return shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+
+
 def prepare(cell: Cell, python: str, uv: str, cpu: bool) -> str:
     """Make the environment of `cell`; return the last words of what failed, '' where nothing did.
 
@@ -99,7 +104,7 @@ def tests_of(cell: Cell, options: Sequence[str]) -> tuple[bool, str]:
     command = [str(_python(home)), "-m", "pytest", "-p", "no:cacheprovider", *ignored, *options]
     log = home / "tests.txt"
     with log.open("w", encoding="utf-8") as out:
-        done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=_environment(), check=False)
+        done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=plain_environment(), check=False)
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
     counted = [line for line in lines if re.search(r"\b\d+ (passed|failed|error)", line)]
     return done.returncode == 0, (counted or lines)[-1].strip("= ")
@@ -128,7 +133,7 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="use the environments that an earlier run made")
     parser.add_argument("options", nargs="*", help='for pytest, after -- (default: -n logical -m "not slow and not long")')
     chosen = parser.parse_args()
-    uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    uv = find_uv()
     if uv is None:
         print("make test-matrix: uv is not installed (pip install uv)", file=sys.stderr)
         return 2
@@ -167,7 +172,7 @@ def _versions(cell: Cell) -> str:
     return _output([str(_python(FOLDER / cell.name)), "-c", ask])
 
 
-def _environment() -> dict[str, str]:
+def plain_environment() -> dict[str, str]:
     """Return the environment of the tests: without paths of the interpreter that runs this."""
     return {name: text for name, text in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}}
 
@@ -181,7 +186,7 @@ def _output(command: Sequence[str]) -> str:
 
 def _failed(command: Sequence[str]) -> str:
     """Run `command` in the project's root; return the last line of what it said where it failed, '' where it did not."""
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=_environment(), check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=plain_environment(), check=False)
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     return (lines or [f"exit code {done.returncode}"])[-1] if done.returncode else ""
 
