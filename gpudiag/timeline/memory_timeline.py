@@ -39,7 +39,8 @@ def build_timeline(
     largest = {kind: np.full(len(chosen), -1, dtype=np.int64) for kind in MEMORY_CATEGORIES}
     names: dict[str, int] = {}
     ids = places.fill_null("").cast(pl.Categorical).to_physical().to_numpy()
-    for kind in set(kinds[recorded].tolist()):
+    seen = set(kinds[recorded].tolist())
+    for kind in (kind for kind in MEMORY_CATEGORIES if kind in seen):
         rows = np.flatnonzero(recorded & (kinds == kind))
         held[kind] += _measure_in_use(lives, rows, chosen)
         largest[kind] = _find_largest(lives, rows, ids, places, chosen, names)
@@ -91,7 +92,7 @@ def _find_largest(lives: Lives, rows: Ints, ids: Ints, places: pl.Series, events
     """Return which place holds most of the blocks `rows` after each of `events`; adds its name to `names`."""
     order = rows[np.argsort(ids[rows], kind="stable")]
     groups = np.split(order, np.flatnonzero(np.diff(ids[order])) + 1) if len(order) else []
-    sized = sorted(((int(lives.size[group].sum()), group) for group in groups), key=lambda pair: -pair[0])[:MOST_PLACES]
+    sized = sorted(((int(lives.size[group].sum()), group) for group in groups), key=lambda pair: (-pair[0], pair[1][0]))[:MOST_PLACES]
     most, found = np.zeros(len(events), dtype=np.int64), np.full(len(events), -1, dtype=np.int64)
     for _, group in sized:
         name = places[int(group[0])]
