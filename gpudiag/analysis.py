@@ -215,6 +215,7 @@ def _explain_window(costed: _Costed, marks: pl.DataFrame | None) -> IdleAnalysis
     syncs = find_syncs(trace, steps, sites)
     own = find_own_frames(trace)
     frames = frames if own.table is trace.frames else own
+    release_memory()
     events = find_host_events(trace, frames, marks, on_cpu=costed.on_cpu)
     release_memory()
     idle = explain_idle(

@@ -50,15 +50,13 @@ def map_distinct(names: pl.Series, ask: Callable[[pl.Series], pl.Series]) -> pl.
     """Return what `ask` says of the text of each name; null for none."""
     if len(names) <= FEW_ROWS or not isinstance(names.dtype, pl.Categorical) or names.null_count() == len(names):
         return ask(names.cast(pl.String))
-    distinct = names.to_frame().select(pl.all().drop_nulls().unique()).to_series()  # one query: each takes as long as a small table
-    codes = distinct.to_physical().to_numpy()
-    place = np.zeros(int(codes.max()) + 1, dtype=np.uint32)
-    place[codes] = np.arange(len(codes))
     rows = names.to_physical()
-    if rows.null_count():
-        found = pl.Series(place[rows.fill_null(int(codes[0])).to_numpy()])
-        found = found.zip_with(rows.is_not_null(), pl.Series([None], dtype=pl.UInt32))
-    else:
-        found = pl.Series(place[rows.to_numpy()])
-    result: pl.Series = ask(distinct.cast(pl.String)).gather(found).alias(names.name)
+    known = np.flatnonzero(rows.is_not_null().to_numpy()) if rows.null_count() else np.arange(len(rows), dtype=np.uint32)
+    codes = rows.drop_nulls().to_numpy()
+    example = np.zeros(int(codes.max()) + 1, dtype=np.uint32)
+    example[codes] = known  # a row that bears the name
+    named = np.bincount(codes) > 0
+    distinct = names.gather(example[named])
+    place = np.cumsum(named, dtype=np.uint32) - named
+    result: pl.Series = ask(distinct.cast(pl.String)).gather(place).gather(rows).alias(names.name)  # of each code, then of each row
     return result

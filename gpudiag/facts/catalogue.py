@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from types import ModuleType
 
 from gpudiag.facts import (
@@ -90,6 +91,10 @@ MOST_TABLE_BYTES = 32 << 20
 """Memory that the tables which facts share may take in B, but for the kernels: large traces (100,000 kernels) are the ones that pass it."""
 
 
+LONG_S = 0.03
+"""A fact that took longer than this in s was made of large tables: what they took goes back to the system, which takes 5 ms."""
+
+
 class Facts:
     """The facts of one analysis: lazy, each measured once. A failure inside a fact is Missing, and listed in `errors`."""
 
@@ -142,6 +147,7 @@ class Facts:
 
     def _measure(self, key: str, fact: Fact) -> FactValue | Missing:
         if key not in self._known:
+            began = time.monotonic()
             self.window.replayed = False
             try:
                 value = fact.measure(self.window)
@@ -158,6 +164,8 @@ class Facts:
             finally:
                 if self.window.table_bytes > MOST_TABLE_BYTES:
                     self.forget_tables(keep_kernels=True)
+                elif time.monotonic() - began > LONG_S:
+                    release_memory()
         return self._known[key]
 
     def places(self, provider: str) -> tuple[Where, ...]:

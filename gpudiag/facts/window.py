@@ -193,14 +193,13 @@ class Window:
         kernels = self.analysis.trace.kernels.drop(UNUSED_COLUMNS)
         kernels = kernels.with_columns(pl.col(word).cast(pl.Categorical) for word in WORD_COLUMNS if word in kernels.columns)
         if self.on_cpu:
-            frame = kernels.filter((pl.col("kind") == "cpu") & self.within_steps).with_columns(time_ns="busy_ns")
+            chosen, time_ns = (pl.col("kind") == "cpu") & self.within_steps, kernels["busy_ns"]
         else:
-            frame = kernels.filter(pl.col("kind") != "cpu")
-            if self.analysis.device_index is not None:
-                frame = frame.filter(pl.col("device") == self.analysis.device_index)
-            starts, ends = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
-            frame = frame.with_columns(pl.Series("time_ns", spans.measure_covered(self.step_spans, starts, ends), dtype=pl.Int64))
-        frame = frame.drop("device", "occupancy").filter(pl.col("time_ns") > 0)
+            index = self.analysis.device_index
+            chosen = (pl.col("kind") != "cpu") if index is None else (pl.col("kind") != "cpu") & (pl.col("device") == index)
+            starts, ends = kernels["start_ns"].to_numpy(), kernels["end_ns"].to_numpy()
+            time_ns = pl.Series(spans.measure_covered(self.step_spans, starts, ends), dtype=pl.Int64)
+        frame = kernels.with_columns(time_ns=time_ns).filter(chosen & (pl.col("time_ns") > 0)).drop("device", "occupancy")
         frame = frame if frame["start_ns"].is_sorted() else frame.sort("start_ns", "id")  # each copies all columns
         frame = frame.with_columns(decode_column("name"), pl.coalesce("owner", "op").alias("call")).drop("owner")
         ops = self.analysis.trace.ops  # an op's id is its row

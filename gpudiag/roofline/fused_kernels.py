@@ -173,16 +173,18 @@ def find_elementwise_chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame
     number = ((pl.col("family") == "copy") & (pl.col("numel") <= 1)).fill_null(False)
     works = ((pl.col("bytes_moved").fill_null(0) > 0) & ~number) if on_cpu else pl.lit(True)
     lane = pl.col("thread") if on_cpu else pl.col("stream")
-    columns = ("id", "start_ns", "numel", "step", "phase", "time_ns", "bytes_moved", "item_bytes", "op_name", "operands", "result",
-               "shapes")  # fmt: skip
-    # before rows are chosen, which copies all columns
-    asked = work.select(*columns, link=link.fill_null(False), reduces=reduces, lane=lane, works=works)
-    ordered = asked.filter("works").drop("works").sort("lane", "start_ns", "id")
+    # what ends a chain is told by a few columns; the wide ones are taken of the rows of chains alone
+    columns = ("id", "start_ns", "numel", "step", "phase")
+    asked = work.select(*columns, link=link.fill_null(False), reduces=reduces, lane=lane, works=works, row=pl.int_range(pl.len()))
+    ordered = asked.filter("works").sort("lane", "start_ns", "id")
     same = ("lane", "link", "numel", "step", "phase")
     begins = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift()) for name in same)  # rle_id of a struct encodes all rows
     begins |= pl.col("reduces").shift(fill_value=False)
+    linked = ordered.select("id", "numel", "phase", "reduces", "link", "row", begins=begins).filter("link")
+    wide = work.select("time_ns", "bytes_moved", "item_bytes", "op_name", "operands", "result", "shapes")
+    linked = linked.hstack(wide[linked["row"]])
     feeds = pl.col("operands").str.contains(pl.col("result").shift(), literal=True).fill_null(True)
-    linked = ordered.with_columns(run=(begins | ~feeds).cum_sum()).filter("link")
+    linked = linked.with_columns(run=(pl.col("begins") | ~feeds).cum_sum())
     runs = linked.filter(pl.len().over("run") >= 2).group_by("run", maintain_order=True)
     results = pl.col("numel") * pl.col("item_bytes")
     between = 2 * results.slice(0, pl.len() - 1).sum()

@@ -265,7 +265,9 @@ def _find_first_launches(trace: Trace, loads: pl.DataFrame) -> pl.DataFrame:
     usual = calls.select(duration.median()).item() or 0
     slow = calls.filter(duration > max(LOADING_NS, LOADING_FACTOR * usual)).select("id", "thread", "start_ns", "end_ns")
     kernels = trace.kernels.select("name", "launch", "kind").filter(pl.col("kind") == "kernel").drop_nulls("launch")
-    first = kernels.select("name", "launch").sort("launch").unique("name", keep="first", maintain_order=True)
+    kernels = kernels.select("name", "launch")
+    named = kernels.join(slow, left_on="launch", right_on="id", how="semi")["name"].unique()
+    first = kernels.filter(pl.col("name").is_in(named.implode())).sort("launch").unique("name", keep="first", maintain_order=True)
     found = slow.join(first, left_on="id", right_on="launch", how="inner").unique("id", keep="first", maintain_order=True)
     shown = loads.filter(pl.col("cause") == "idle_compile").select("thread", load_ns="start_ns").drop_nulls().sort("load_ns")
     found = found.sort("start_ns").join_asof(

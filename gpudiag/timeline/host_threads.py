@@ -21,6 +21,7 @@ from gpudiag.attribution.names import decode_column, mask_names, match_column
 from gpudiag.attribution.nesting import Nesting, Rows, find_self_spans, nest
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
+from gpudiag.trace.table_store import release_memory
 
 # Kineto's names of CUPTI's overhead records (CUpti_ActivityOverheadKind). The work of the driver and of lazy loading is the run's own.
 OVERHEAD_PATTERNS: dict[str, str] = {
@@ -154,7 +155,7 @@ class HostActivity:
     """What is recorded of the host threads: pieces of time in which each op, call or frame was the innermost one."""
 
     def __init__(self, trace: Trace, frames: Frames, within: intervals.Spans | None = None) -> None:
-        """`within`: what frames held is asked for no time outside these spans."""
+        """`within`: what frames held is asked for no time outside these spans. Lets go of what `frames` found: it is large."""
         self.crew = find_responsible_threads(trace)
         self._calls = trace.launches
         self._recorded: dict[tuple[int, ...], intervals.Spans] = {}
@@ -168,7 +169,10 @@ class HostActivity:
         self.ranges = ranges.filter(2 * length < extent)
         self.frames = frames.table
         self.user = np.where(mask_names(self.frames["name"], BACKWARD_CALL), -1, frames.user)  # the lines of the forward's ops are told
-        self.ops, self.leaves = _split_by_thread(nest(trace.ops)), _split_by_thread(frames.nesting, within)
+        self.leaves = _split_by_thread(frames.nesting, within)
+        frames.forget()
+        release_memory()
+        self.ops = _split_by_thread(nest(trace.ops))
         """By thread (spans, rows of ops, rows of frames): which op or frame was the innermost, when; nothing for other threads."""
         self._codes = self.frames["name"].to_physical().to_numpy()
 

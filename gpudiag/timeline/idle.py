@@ -59,9 +59,8 @@ def explain_idle(
     if not bounds.height:
         return build_empty_table("idle")
     frames = find_own_frames(trace) if frames is None else frames
-    host = HostActivity(trace, frames, intervals.build_spans(bounds))
     events = find_host_events(trace, frames, host_marks, on_cpu=on_cpu) if events is None else events
-    frames.forget()  # `host` has what it needs of them
+    host = HostActivity(trace, frames, intervals.build_spans(bounds))
     release_memory()
     carried = SiteWindowPauses(trace, steps, None if trace.frames.height else site_window, host, events, host_marks, on_cpu=on_cpu)
     events = pl.concat([events, carried.events])
@@ -74,6 +73,7 @@ def explain_idle(
         parts.append(_explain_by_threads(rows, threads, host, events, told if threads == host.crew else intervals.NO_SPANS))
     found = pl.concat(parts).sort("start_ns", "end_ns")
     del parts
+    release_memory()
     if syncs is not None and not on_cpu:
         found = charge_syncs(move_unseen_waits(found, syncs), bounds, syncs, trace)
     release_memory()
