@@ -119,9 +119,9 @@ class _SiteWindow:
 
     def __init__(self, other: Trace, steps: pl.DataFrame, host_marks: pl.DataFrame | None, *, on_cpu: bool) -> None:
         frames = find_own_frames(other)
+        events = find_host_events(other, frames, host_marks, on_cpu=on_cpu)
         self.host = HostActivity(other, frames)
         main = self.host.crew[0]
-        events = find_host_events(other, frames, host_marks, on_cpu=on_cpu)
         self.events = events.filter(pl.col("thread").is_null() | (pl.col("thread") == main))
         pauses = _find_pauses(other, steps, main).unique(["name", "number"], keep="first", maintain_order=True).sort("start_ns")
         self.bounds = pauses.select("start_ns", "end_ns").to_numpy().astype(np.int64)
