@@ -176,8 +176,7 @@ CHANGES: dict[str, Change] = {
         (("set_num_threads(1)", "set_num_threads(2)"), ("0, 128, 3", "0, 256, 3")), apart=True,
     ),
     ".item() of many values": Change(
-        lambda cause: any(_is("new", "more_calls", part=op)(cause) for op in ("_local_scalar_dense", "aten::item", "aten::select"))
-        or _is("idle_launch", part="finish()")(cause),
+        lambda cause: _is("new", "more_calls", "replaced", part="_local_scalar_dense")(cause) or _is("idle_launch", part="item")(cause),
         (_finish("for value in logits[:, :, :8].flatten():", "    value.item()"),),
     ),
     "attention from its parts": Change(
