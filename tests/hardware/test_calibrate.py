@@ -44,7 +44,9 @@ class TestThisCpu:
         assert bool(measured.half_gains) == ("bf16" in measured.peaks)
         gains = {(half.kind, half.least, half.other): half.gain for half in measured.half_gains}
         assert all(0.01 < gain < 50 for gain in gains.values())
-        if gains:  # casts of 64 x 64 numbers take longer than their product
+        # Where bf16 gains at all, casts of 64 x 64 numbers take longer than their product. A processor without instructions
+        # for bf16 (AVX2 alone) loses at every size, and most in the large products.
+        if gains and gains["gemm", 1024, 1024] > 1:
             assert gains["gemm", 64, 64] < gains["gemm", 1024, 1024]
 
     def test_launch_floor_is_below_a_real_op(self, measured: Device) -> None:
