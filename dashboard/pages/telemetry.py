@@ -10,8 +10,9 @@ from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components, telemetry_figure
 from gpudiag_dashboard.components import View, build_choices, clean_text
-from gpudiag_dashboard.library import Library
+from gpudiag_dashboard.library import MOST_READERS, Library, RecentCache
 from gpudiag_dashboard.page import ADDRESS
+from gpudiag_dashboard.telemetry_figure import StripFigure
 
 from gpudiag.recordings.live import RecordedSoFar, RunSummary, measure_silence_s
 from gpudiag.report import telemetry as sampled
@@ -61,6 +62,7 @@ class TelemetryPage:
 
     def register(self, app: dash.Dash, library: Library) -> None:
         """Register the one callback of the page."""
+        known: RecentCache[tuple[StripFigure, list[Component]]] = RecentCache(MOST_READERS)
 
         @app.callback(
             Output("telemetry-state", "children"), Output("telemetry-strips", "figure"), Output("telemetry-strips", "style"),
@@ -85,13 +87,18 @@ class TelemetryPage:
             drawn = [view.bundle, growing.rank, kind, now.version]
             if shown == drawn:  # nothing was written since
                 return (state, *(no_update,) * 7, *clock)
-            summary = growing.summarise()
-            strips = telemetry_figure.draw_strips(now, kind, summary.telemetry.limits if summary.telemetry else {})
-            words = _build_words(summary, now)
+            key = (view.bundle, growing.rank, kind)
+            made = (now.manifest, now.steps, now.telemetry, now.marks)  # the same objects until more is written
+            strips, words = known.get(key, lambda: _draw(growing.summarise(), now, kind), *made)
             if strips.figure is None:
                 return (state, no_update, no_update, {"display": "none"}, "", "", [_NOTHING, *words], drawn, *clock)
-            key, notes = components.build_key(strips.key), [components.build_quiet(note) for note in strips.notes]
-            return (state, strips.figure, components.measure_figure(strips.height), {}, key, notes, words, drawn, *clock)
+            colours, notes = components.build_key(strips.key), [components.build_quiet(note) for note in strips.notes]
+            return (state, strips.figure, components.measure_figure(strips.height), {}, colours, notes, words, drawn, *clock)
+
+
+def _draw(summary: RunSummary, now: RecordedSoFar, kind: AxisKind) -> tuple[StripFigure, list[Component]]:
+    limits = summary.telemetry.limits if summary.telemetry else {}
+    return telemetry_figure.draw_strips(now, kind, limits), _build_words(summary, now)
 
 
 def _build_state(now: RecordedSoFar, silent_s: float | None, view: View, kind: AxisKind) -> list[Component]:
