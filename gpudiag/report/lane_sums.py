@@ -96,12 +96,13 @@ def sum_events(analysis: Analysis, events: Mapping[str, Events]) -> tuple[TableS
 def _sum_table(analysis: Analysis, table: str, events: Events) -> TableSum:
     ids, code, ns = events
     of_table = read_raw_names(analysis, table)
-    # one number for name and bound: by two columns it takes twice as long
     if table == "idle":
-        key = pl.Series(code).cast(pl.Int64)  # a cause is a style
+        key = pl.Series(code)  # a cause is a style
     else:
-        key = of_table.gather(ids).cast(pl.Categorical).to_physical().cast(pl.Int64).fill_null(-1) * len(STYLES)
-    frame = pl.DataFrame({"key": key + pl.Series(code) if table == "kernels" else key, "id": ids, "ns": ns})
+        key = of_table.cast(pl.Categorical).to_physical().gather(ids)
+    if table == "kernels":  # one number for name and bound: by two columns it takes twice as long
+        key = key.cast(pl.Int64).fill_null(-1) * len(STYLES) + pl.Series(code)
+    frame = pl.DataFrame({"key": key, "id": ids, "ns": ns})
     pieces = table == "kernels" and analysis.device_index is None  # of a CPU: an op stands in pieces
     count = pl.col("id").n_unique() if pieces else pl.len()
     longest = pl.col("ns").max().alias("longest")
