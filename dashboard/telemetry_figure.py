@@ -47,6 +47,8 @@ STRIPS = (
     Strip("temperature_c", "GPU temperature", "\u00b0C", "slowdown_temperature_c"),
     Strip("gpu_util_pct", "GPU in use (a kernel ran, however small)", "%"),
     Strip("mem_used_bytes", "Device memory in use", "B", "memory_bytes"),
+    Strip("torch_reserved_bytes", "Held by PyTorch's allocator", "B", "memory_bytes"),
+    Strip("torch_allocated_bytes", "In tensors of this process, when sampled", "B", "memory_bytes"),
     Strip("mem_util_pct", "Device memory read or written", "%"),
     Strip("mem_clock_mhz", "Memory clock", "MHz", "max_mem_clock_mhz"),
     Strip("pcie_rx_bytes_per_s", "PCIe received", "B/s"),
@@ -56,7 +58,7 @@ STRIPS = (
     Strip("cpu_freq_mhz", "CPU frequency", "MHz", "max_cpu_freq_mhz"),
     Strip("rss_bytes", "Resident memory of the process", "B", "host_memory_bytes"),
 )
-MEMORY_STRIPS = tuple(strip for strip in STRIPS if strip.column in ("mem_used_bytes", "rss_bytes"))
+MEMORY_STRIPS = tuple(strip for strip in STRIPS if strip.unit == "B")
 
 
 class StripFigure(NamedTuple):

@@ -247,6 +247,8 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("gpu_util_pct", _F64, "%", "share of the driver's last sample period in which a kernel ran (not how full the SMs were)"),
         Column("mem_util_pct", _F64, "%", "share of that period in which device memory was read or written"),
         Column("mem_used_bytes", _I64, "B", "device memory in use, all processes"),
+        Column("torch_allocated_bytes", _I64, "B", "device memory in tensors of this process, at the moment of the sample"),
+        Column("torch_reserved_bytes", _I64, "B", "device memory that PyTorch's allocator holds for this process, free blocks included"),
         Column("power_w", _F64, "W", "power draw"),
         Column("energy_mj", _I64, "mJ", "energy counter since the driver was loaded"),
         Column("temperature_c", _F64, "C", "GPU temperature"),
@@ -290,6 +292,7 @@ GPU_COLUMNS = tuple(
 # Drivers fill a field that they do not know with ones (0xFFFFFFFF); the largest values that mean something, by column.
 MAX_PLAUSIBLE: dict[str, float] = {
     "sm_clock_mhz": 10_000, "mem_clock_mhz": 50_000, "gpu_util_pct": 100, "mem_util_pct": 100, "mem_used_bytes": 1 << 50,
+    "torch_allocated_bytes": 1 << 50, "torch_reserved_bytes": 1 << 50,
     "power_w": 20_000, "energy_mj": 1 << 60, "temperature_c": 250, "pcie_rx_bytes_per_s": 1e12, "pcie_tx_bytes_per_s": 1e12,
     "pcie_link_gen": 15, "pcie_link_width": 64, "nvlink_rx_bytes": 1 << 62, "nvlink_tx_bytes": 1 << 62,
     "clock_event_reasons": (1 << 32) - 1, "ecc_uncorrected": 1 << 40, "xid_events": 1 << 40,

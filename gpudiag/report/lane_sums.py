@@ -96,10 +96,8 @@ def sum_events(analysis: Analysis, events: Mapping[str, Events]) -> tuple[TableS
 def _sum_table(analysis: Analysis, table: str, events: Events) -> TableSum:
     ids, code, ns = events
     of_table = read_raw_names(analysis, table)
-    if table == "idle":
-        key = pl.Series(code)  # a cause is a style
-    else:
-        key = of_table.cast(pl.Categorical).to_physical().gather(ids)
+    # a cause of idle time is a style
+    key = pl.Series(code) if table == "idle" else of_table.cast(pl.Categorical).to_physical().gather(ids)
     if table == "kernels":  # one number for name and bound: by two columns it takes twice as long
         key = key.cast(pl.Int64).fill_null(-1) * len(STYLES) + pl.Series(code)
     frame = pl.DataFrame({"key": key, "id": ids, "ns": ns})

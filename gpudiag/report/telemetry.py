@@ -26,6 +26,8 @@ TELEMETRY_LABELS = {
     "gpu_util_pct": "GPU in use (a kernel ran, however small)",
     "mem_util_pct": "device memory read or written",
     "mem_used_bytes": "device memory in use",
+    "torch_allocated_bytes": "in tensors of this process, when sampled",
+    "torch_reserved_bytes": "held by PyTorch's allocator",
     "power_w": "power",
     "temperature_c": "GPU temperature",
     "pcie_rx_bytes_per_s": "PCIe received",

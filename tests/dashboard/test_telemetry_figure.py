@@ -10,7 +10,7 @@ from growingbundle import Bundle, gpu_info
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
 from gpudiag_dashboard import telemetry_figure
-from gpudiag_dashboard.telemetry_figure import StripFigure, draw_strips
+from gpudiag_dashboard.telemetry_figure import MEMORY_STRIPS, STRIPS, Strip, StripFigure, draw_strips
 
 from gpudiag.recordings.live import GrowingRecording
 from gpudiag.report.telemetry_chart import BINS
@@ -19,12 +19,12 @@ SECOND = 10**9
 LIMITS = {"power_limit_w": 700.0, "max_sm_clock_mhz": 1980.0, "memory_bytes": 80e9}
 
 
-def strips(path: Path, *, count: int = 100, kind: str = "step", **columns: list[float]) -> StripFigure:
+def strips(path: Path, *, count: int = 100, kind: str = "step", chosen: tuple[Strip, ...] = STRIPS, **columns: list[float]) -> StripFigure:
     bundle = Bundle(path / "run", telemetry=gpu_info())
     bundle.steps(count)
     times = [k * SECOND // 20 for k in range(2 * count)]
     bundle.samples(times, **{name: values * len(times) if len(values) == 1 else values for name, values in columns.items()})
-    return draw_strips(GrowingRecording(bundle.path).read(), kind, LIMITS)  # type: ignore[arg-type]
+    return draw_strips(GrowingRecording(bundle.path).read(), kind, LIMITS, chosen)  # type: ignore[arg-type]
 
 
 def titles(found: StripFigure) -> list[str]:
@@ -51,6 +51,20 @@ def test_each_column_is_a_strip_in_its_unit_with_its_limit(tmp_path: Path) -> No
     assert found.figure is not None
     levels = [shape["y0"] for shape in found.figure["layout"]["shapes"] if shape["type"] == "line"]
     assert levels == [700.0, 80.0]  # a clock of 500 MHz would lie on the ground beside a limit of 1,980
+
+
+def test_memory_over_the_run_is_of_the_device_the_allocator_and_the_host(tmp_path: Path) -> None:
+    found = strips(
+        tmp_path, chosen=MEMORY_STRIPS, mem_used_bytes=[60_000_000_000], torch_reserved_bytes=[40_000_000_000],
+        torch_allocated_bytes=[9_000_000_000, 31_000_000_000] * 100, rss_bytes=[5_000_000_000],
+    )  # fmt: skip
+    assert titles(found) == [
+        "Device memory in use (GB), limit 80.0 GB",
+        "Held by PyTorch's allocator (GB), limit 80.0 GB",
+        "In tensors of this process, when sampled (GB), limit 80.0 GB",
+        "Resident memory of the process (GB)",
+    ]
+    assert {9.0, 31.0} == set(trace(found, "In tensors of this process, when sampled")["y"])
 
 
 def test_what_held_the_clocks_stands_below_them(tmp_path: Path) -> None:

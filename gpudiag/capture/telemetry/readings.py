@@ -138,6 +138,31 @@ def share_budget(readings: Sequence[Reading]) -> None:
         reading.share = FAST_SHARE / len(fast)
 
 
+class AllocatorSource(ReadingSource):
+    """What PyTorch's caching allocator holds on one CUDA device; reading its counters waits for no kernel.
+
+    Its peaks are left alone: to reset them would change what the training itself reads with torch.cuda.max_memory_allocated().
+    """
+
+    name = "torch"
+    columns = ("torch_allocated_bytes", "torch_reserved_bytes")
+
+    def __init__(self, read_stats: Callable[[], Mapping[str, Any]]) -> None:
+        """`read_stats`: torch.cuda.memory_stats of the device, a dict without entries until the device is used."""
+        self._read_stats = read_stats
+        self._readings = [Reading(self.columns, self._read, SECOND // 2)]
+
+    def _read(self) -> Answer:
+        stats = self._read_stats()
+        keys = ("allocated_bytes.all.current", "reserved_bytes.all.current")
+        missing = LookupError("the allocator keeps no such counter")
+        return {column: stats.get(key, missing) for column, key in zip(self.columns, keys, strict=True)}
+
+    def notes(self) -> Mapping[str, str]:
+        """Return nothing: its counters are this process's own."""
+        return {}
+
+
 class CpuSource(ReadingSource):
     """psutil's view of this process and its children."""
 

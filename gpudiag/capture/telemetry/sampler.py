@@ -7,13 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from gpudiag.capture.environment import DeviceIdentity, find_stepped_device, identify_cuda_device
 from gpudiag.capture.hooks import Context, Hooks
 from gpudiag.capture.schedule import WindowKind
 from gpudiag.capture.telemetry.nvml import NvmlSource
-from gpudiag.capture.telemetry.readings import COLUMNS, SECOND, SLOW_SHARE, CpuSource, Value, format_error
+from gpudiag.capture.telemetry.readings import COLUMNS, SECOND, SLOW_SHARE, AllocatorSource, CpuSource, Value, format_error
 from gpudiag.errors import UsageError
 from gpudiag.model.bundle import NO_CUDA_USED, TelemetryInfo
 from gpudiag.model.trace import GPU_COLUMNS
@@ -27,7 +28,14 @@ MAX_ROWS = 20_000
 """Rows kept while nobody takes them (a step that lasts for hours); then the oldest go."""
 
 NO_ANSWER = "NVML has not answered"
+NO_ORDINAL = "torch does not say which of its devices this is"
 NOT_INSTALLED = "nvidia-ml-py is not installed: pip install 'gpudiag[train]'"
+
+
+def _read_allocator(ordinal: int) -> Mapping[str, Any]:
+    import torch
+
+    return torch.cuda.memory_stats(ordinal)
 
 
 class Sampler:
@@ -44,6 +52,7 @@ class Sampler:
         self._since_unix_ns = 0
         self._cpu = CpuSource(psutil)
         self._gpu: NvmlSource | None = None
+        self._allocator: AllocatorSource | None = None
         self._no_gpu = NO_CUDA_USED
         self._limits: dict[str, float] = {}
         self._rows: deque[tuple[Value | None, ...]] = deque()
@@ -96,7 +105,11 @@ class Sampler:
 
     def describe(self) -> TelemetryInfo:
         """Return how the table telemetry was sampled, what is null and why, and the GPU whose samples these are."""
-        gpu, asked = self._gpu, self._asked
+        gpu, asked, allocator = self._gpu, self._asked, self._allocator
+        missing = dict.fromkeys(GPU_COLUMNS, self._no_gpu) if gpu is None else dict(gpu.missing())
+        if asked is not None:  # torch knows its own memory, whatever NVML knows
+            missing = {column: why for column, why in missing.items() if column not in AllocatorSource.columns}
+            missing |= dict.fromkeys(AllocatorSource.columns, NO_ORDINAL) if allocator is None else allocator.missing()
         notes = {"t_ns": f"{self.dropped} samples were dropped: no step mark for too long"} if self.dropped else {}
         for source in self._sources():
             notes |= source.notes()
@@ -104,7 +117,7 @@ class Sampler:
             source=self.source,
             interval_ns=self.interval_ns,
             samples=self.samples,
-            missing=(dict.fromkeys(GPU_COLUMNS, self._no_gpu) if gpu is None else dict(gpu.missing())) | dict(self._cpu.missing()),
+            missing=missing | self._cpu.missing(),
             notes=notes,
             notices=() if gpu is None else gpu.notices(),
             limits=dict(self._limits),
@@ -117,9 +130,9 @@ class Sampler:
         with suppress(RuntimeError):  # it is awake
             self._wake.release()
 
-    def _sources(self) -> list[CpuSource | NvmlSource]:
+    def _sources(self) -> list[CpuSource | AllocatorSource | NvmlSource]:
         """The host first: a driver that hangs must not keep it waiting."""
-        return [source for source in (self._cpu, self._gpu) if source is not None]
+        return [source for source in (self._cpu, self._allocator, self._gpu) if source is not None]
 
     def _run(self) -> None:
         try:
@@ -164,6 +177,7 @@ class Sampler:
         """Begin to ask NVML, about this device alone; where that fails the reason stands for every GPU column."""
         former, self._gpu = self._gpu, None
         self._no_gpu, self._asked = NO_ANSWER, identity
+        self._allocator = None if identity.ordinal is None else AllocatorSource(partial(_read_allocator, identity.ordinal))
         if former is not None:
             self._since_unix_ns = time.time_ns()
             with suppress(Exception):  # what it holds is the driver's: the next device is asked all the same

@@ -8,11 +8,11 @@ from fakenvml import FakeNvml, identity
 
 from gpudiag.capture.environment import DeviceIdentity
 from gpudiag.capture.telemetry.nvml import NvmlSource
-from gpudiag.capture.telemetry.readings import SECOND
+from gpudiag.capture.telemetry.readings import SECOND, AllocatorSource
 from gpudiag.model import trace
 
 HOST = {"t_ns", "cpu_util_pct", "system_cpu_util_pct", "cpu_freq_mhz", "rss_bytes", "child_threads"}
-GPU = set(trace.build_table_schema("telemetry")) - HOST
+GPU = set(trace.build_table_schema("telemetry")) - HOST - set(AllocatorSource.columns)
 
 
 def opened(board: str, **options: float) -> tuple[NvmlSource, FakeNvml]:

@@ -20,7 +20,7 @@ from gpudiag.bundle.segments import encode_segment
 from gpudiag.capture.environment import DeviceIdentity, find_stepped_device, identify_cuda_device
 from gpudiag.capture.session import Session
 from gpudiag.capture.telemetry import sampler as part_module
-from gpudiag.capture.telemetry.readings import SECOND
+from gpudiag.capture.telemetry.readings import SECOND, AllocatorSource
 from gpudiag.capture.telemetry.sampler import COLUMNS, FULL_RATE_NS, MAX_ROWS, Sampler, Telemetry
 from gpudiag.errors import UsageError
 from gpudiag.model.trace import GPU_COLUMNS
@@ -86,8 +86,35 @@ def test_rows_stand_on_the_unix_clock_at_the_rate_that_was_asked_for(context: Ke
     info = telemetry.manifest()["telemetry"]
     assert (info.source, info.interval_ns, info.samples) == ("nvml", 20_000_000, len(times))
     assert info.limits["power_limit_w"] == 700
-    assert not set(info.missing) & set(GPU_COLUMNS)
+    assert set(info.missing) & set(GPU_COLUMNS) == set(AllocatorSource.columns)  # this process has no CUDA allocator
     telemetry.drop()
+
+
+@pytest.mark.parametrize("hip", [False, True])
+def test_the_allocator_is_sampled_on_the_device_that_steps_whatever_nvml_knows(
+    hip: bool, context: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = {3: {"allocated_bytes.all.current": 11_000_000_000, "reserved_bytes.all.current": 14_000_000_000}}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda index: counters.get(index, {}))
+    own = identity("h100_sxm")._replace(ordinal=3, hip=hip)
+    telemetry = Telemetry(50, load_nvml=lambda: FakeNvml("h100_sxm"), device=lambda: own)
+    telemetry.start(context)  # type: ignore[arg-type]
+    until(lambda: telemetry._sampler is not None and telemetry._sampler.samples >= 30)
+    telemetry.close()
+    assert set(context.column("torch_allocated_bytes")) == {None, 11_000_000_000}
+    assert set(context.column("torch_reserved_bytes")) == {None, 14_000_000_000}
+    missing = telemetry.manifest()["telemetry"].missing
+    assert not set(missing) & set(AllocatorSource.columns)
+    assert ("power_w" in missing) is hip
+
+
+def test_an_allocator_without_counters_says_so(context: Kept) -> None:
+    telemetry = Telemetry(50, load_nvml=lambda: None, device=lambda: identity("h100_sxm")._replace(ordinal=0))
+    telemetry.start(context)  # type: ignore[arg-type]
+    until(lambda: telemetry._sampler is not None and telemetry._sampler.samples >= 5)
+    telemetry.close()
+    assert set(context.column("torch_reserved_bytes")) == {None}
+    assert telemetry.manifest()["telemetry"].missing["torch_reserved_bytes"] == "the allocator keeps no such counter"
 
 
 def test_missed_ticks_are_skipped_and_the_clock_does_not_drift() -> None:
