@@ -35,7 +35,8 @@ NOT_INSTALLED = "nvidia-ml-py is not installed: pip install 'gpudiag[train]'"
 def _read_allocator(ordinal: int) -> Mapping[str, Any]:
     import torch
 
-    return torch.cuda.memory_stats(ordinal)
+    stats: dict[str, Any] = torch.cuda.memory_stats(ordinal)
+    return stats
 
 
 class Sampler:
@@ -109,7 +110,7 @@ class Sampler:
         missing = dict.fromkeys(GPU_COLUMNS, self._no_gpu) if gpu is None else dict(gpu.missing())
         if asked is not None:  # torch knows its own memory, whatever NVML knows
             missing = {column: why for column, why in missing.items() if column not in AllocatorSource.columns}
-            missing |= dict.fromkeys(AllocatorSource.columns, NO_ORDINAL) if allocator is None else allocator.missing()
+            missing |= dict.fromkeys(AllocatorSource.columns, NO_ORDINAL) if allocator is None else dict(allocator.missing())
         notes = {"t_ns": f"{self.dropped} samples were dropped: no step mark for too long"} if self.dropped else {}
         for source in self._sources():
             notes |= source.notes()
