@@ -118,7 +118,7 @@ class Sampler:
             source=self.source,
             interval_ns=self.interval_ns,
             samples=self.samples,
-            missing=missing | self._cpu.missing(),
+            missing={**missing, **self._cpu.missing()},
             notes=notes,
             notices=() if gpu is None else gpu.notices(),
             limits=dict(self._limits),
