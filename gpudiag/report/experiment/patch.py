@@ -28,7 +28,8 @@ def build_diff(path: str, before: str, after: str) -> str:
 def list_proof(patch: Patch, recipe: Recipe, parity: str = "") -> list[str]:
     """List what was measured, a line for each: the fixes as they were injected, and the patched copy."""
     names = "+".join(str(one.call) for one in patch.fixes)
-    trained = {"same": "; trains the same", "not_comparable": "; steps cannot be compared: it changes what is trained on"}.get(parity, "")
+    unproved = "; whether it trains the same is not proved: it may change what is trained on"
+    trained = {"same": "; trains the same", "not_comparable": unproved}.get(parity, "")
     lines = []
     if recipe.ratio is not None:
         lines.append(f"{names}, injected: {format_faster(recipe.ratio, recipe.interval)}{trained}")
