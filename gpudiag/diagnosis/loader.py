@@ -144,7 +144,18 @@ def _merge_override(source: Source, known: dict[str, Source]) -> Source:
     old, new = earlier.values.get("params"), source.values.get("params")
     if isinstance(old, dict) and isinstance(new, dict):
         merged["params"] = {**old, **new}
+    if isinstance(fixes := source.values.get("fixes"), list):
+        _leave_out_fixes(merged, {"tests", "needless"} - source.values.keys(), fixes)
     return Source(source.path, merged, {**earlier.lines, **source.lines})
+
+
+def _leave_out_fixes(merged: dict[str, Any], inherited: set[str], fixes: list[Any]) -> None:
+    """Leave out what the earlier rule says of its own fixes, where an override names others."""
+    tests, needless = merged.get("tests"), merged.get("needless")
+    if "tests" in inherited and isinstance(tests, list):
+        merged["tests"] = [{key: test[key] for key in test if key != "fixes"} if isinstance(test, dict) else test for test in tests]
+    if "needless" in inherited and isinstance(needless, dict):
+        merged["needless"] = {fix: needless[fix] for fix in needless if fix in fixes}
 
 
 def _check_explains(rules: Iterable[Rule | Advisory], sources: dict[str, Source], *, complete: bool) -> None:

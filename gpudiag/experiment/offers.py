@@ -62,10 +62,14 @@ def find_named_fixes(report: ReportData) -> tuple[Named, ...]:
 
 
 def find_own_line(report: ReportData) -> tuple[str, Finding] | None:
-    """Find FILE:LINE of the first finding above info, and that finding, where it lies in a line of the program."""
+    """Find the first finding above info, with how it is the user's to mend: it lies in a line of the program, or no fix treats it."""
     finding = next((one for one in report.findings if one.bound != "method" and one.severity != "info"), None)
-    place = next((one for one in finding.where if one.file), None) if finding is not None else None
-    return (f"{place.file}:{place.line or '?'}", finding) if finding is not None and place is not None else None
+    if finding is None:
+        return None
+    place = next((one for one in finding.where if one.file), None)
+    if place is not None:
+        return f"a line of your own, {place.file}:{place.line or '?'}", finding
+    return None if finding.fixes else ("yours to change", finding)
 
 
 def select_tryable(named: Iterable[Named], *, on_gpu: bool) -> tuple[tuple[Named, ...], tuple[str, ...]]:

@@ -103,7 +103,7 @@ def _explain_own_line(experiment: Experiment, row: NamedRow) -> str:
     elif row.treating:
         tried = [name for name in row.treating if name in measured]
         why = f"tried, and not proved to help: {', '.join(tried)}" if tried else f"its fixes were not measured: {', '.join(row.treating)}"
-    return f"the first finding is a line of your own, {row.own_line}; {why}"
+    return f"the first finding is {row.own_line}; {why}"
 
 
 def _explain_unchanged(experiment: Experiment, named: Sequence[Named]) -> str:

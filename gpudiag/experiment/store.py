@@ -32,7 +32,7 @@ class NamedRow(msgspec.Struct, frozen=True, tag="named"):
     named: tuple[Named, ...]
     notes: tuple[str, ...] = ()
     own_line: str = ""
-    """FILE:LINE of the first finding, and the finding in short; '' where it is no line of the program."""
+    """The first finding in short, and how it is the user's to mend ('a line of your own, FILE:LINE'); '' where it is not."""
     treating: tuple[str, ...] = ()
     """Those of `named` that the first finding names."""
 

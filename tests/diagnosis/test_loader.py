@@ -225,6 +225,14 @@ def test_a_built_in_threshold_can_be_changed_in_three_lines(tmp_path: Path) -> N
     assert changed.file.params["critical_share"].value == 0.2
 
 
+@pytest.mark.parametrize("fixes", [[], ["gc-freeze"]])
+def test_a_built_in_rule_can_offer_other_fixes_in_three_lines(tmp_path: Path, fixes: list[str]) -> None:
+    text = f"id: OVH-06\noverride: true\nfixes: [{', '.join(fixes)}]\n"
+    changed = {rule.id: rule for rule in load_rules([write(tmp_path, text, "OVH-06.yaml")])}["OVH-06"]
+    assert list(changed.file.fixes) == list(changed.file.needless) == fixes
+    assert self_test([changed]) == []
+
+
 def test_a_threshold_that_a_changed_condition_no_longer_needs_may_stay(tmp_path: Path) -> None:
     change = "id: TST-01\noverride: true\nwhen: idle_share >= 0.5\nceiling: {time_ns: wall_ns * idle_share, what_if: none}\n"
     rules = load_rules([write(tmp_path / "first"), write(tmp_path / "change", change)])

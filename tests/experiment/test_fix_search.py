@@ -283,6 +283,16 @@ def test_a_first_finding_in_a_line_of_the_user_says_so(
     assert (shown in run(auto=True, output="helped").data.notes) == (not fixes)
 
 
+def test_a_first_finding_that_no_fix_treats_is_named(machine: Machine, named: Callable[..., None]) -> None:
+    debugging = Finding("X-07", "Debugging features are on", "critical", "", "", ceiling=Ceiling(1, 0.55, "formula", ""))
+    named(debugging, finding(0.2, FUSED))
+    brief = "Debugging features are on (X-07, critical, up to 55 %)"
+    told = f"the first finding is yours to change: {brief}; no fix that gpudiag can apply treats it"
+    assert told in run(auto=True).data.notes
+    named(finding(0.2, FUSED), debugging)
+    assert not any("first finding" in note for note in run(auto=True, output="other").data.notes)
+
+
 def test_a_script_that_fails_beside_itself_is_tried_once(machine: Machine, named: Callable[..., None]) -> None:
     """As one that locks a file: the first process holds it, so that whatever is changed in the second fails alike."""
     fails = Comparison(verdict="failed", reason="crash", notes=("A/A ended with exit code 1: OSError: locked",))
