@@ -28,7 +28,8 @@ DIST = ROOT / "dist"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MOST_INSTALLED_MIB = 300
 """On disk beyond Python, byte code included, without torch."""
-SECONDS_EACH = 600
+SECONDS_EACH = 1_800
+"""Of a command: an experiment on a busy machine takes up to twelve pairs of processes."""
 
 
 class StepError(Exception):
