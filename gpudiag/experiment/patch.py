@@ -16,6 +16,7 @@ from gpudiag.experiment import compare, parity
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.isolation import lock_machine, open_experiment
 from gpudiag.experiment.plan import Options
+from gpudiag.experiment.stats import MIN_OVER_PAIRS
 from gpudiag.experiment.trial import patched_script
 from gpudiag.experiment.variant import PARITY_CLASSES, find_script
 from gpudiag.files import read_file
@@ -25,7 +26,7 @@ from gpudiag.fixes.fix import Applier, NoPlaceError, Parity
 from gpudiag.model.experiment import Comparison, FixCall, Recipe
 from gpudiag.model.patch import Patch, PatchedFix, PatchRun
 from gpudiag.report.experiment.summary import AS_IS
-from gpudiag.report.experiment.verdicts import format_ratio
+from gpudiag.report.experiment.verdicts import format_pair_count, format_ratio
 from gpudiag.units import Progress, prefix_progress
 
 MAX_SCRIPT_BYTES = 4_000_000
@@ -136,6 +137,8 @@ def explain_lost_gain(found: Comparison, injected: tuple[float, float] | None) -
     """Explain why a patched copy does not keep the gain; '' where it does: proved faster, and not less than the injected fix was."""
     if found.verdict != "faster" or found.interval is None or found.over != "pairs":
         seen = format_ratio(found.ratio, found.interval) or (found.notes[0] if found.notes else "it has no result")
+        if found.ratio is not None and found.over == "blocks":
+            seen += f" over the blocks of {format_pair_count(found.pairs)}, where {MIN_OVER_PAIRS} are needed: give it more time"
         return f"the patched copy is not proved faster ({seen})"
     if injected is not None and found.interval[1] < injected[0]:
         return f"the patched copy keeps a part of the gain only ({format_ratio(found.ratio, found.interval)})"

@@ -15,6 +15,7 @@ from abplace import Place
 from fakeab import Machine
 
 from gpudiag.experiment.trial import patched_script
+from gpudiag.model.experiment import Comparison
 
 pytest.importorskip("scipy", reason="scipy is not installed")
 pytest.importorskip("libcst", reason="libcst is not installed")
@@ -137,6 +138,12 @@ def test_a_copy_that_loses_the_gain_is_refused(command: Command, machine: Machin
     done = prove(command, "--patch", "change.diff")
     assert why in " ".join(done.out.split())
     assert not Path("change.diff").exists()
+
+
+def test_a_copy_that_had_no_time_for_a_proof_says_how_many_pairs_it_lacks(command: Command, machine: Machine) -> None:
+    machine.verdicts[COPY] = Comparison(verdict="faster", ratio=1.28, interval=(1.03, 1.95), over="blocks", pairs=3)
+    said = " ".join(prove(command, "--patch", "change.diff").out.split())
+    assert "not proved faster (x1.28 [1.03, 1.95] over the blocks of 3 process pairs, where 4 are needed: give it more time)" in said
 
 
 def test_where_the_place_is_not_certain_the_line_is_named(command: Command, machine: Machine) -> None:
