@@ -12,8 +12,8 @@ import msgspec
 
 from gpudiag.errors import InputError
 from gpudiag.experiment import gpu_state, memory
-from gpudiag.experiment.arm import ArmError, BudgetError, LiveArm, NotAppliedArmError
-from gpudiag.experiment.design import Arm, Design, order_arms, schedule_turns
+from gpudiag.experiment.arm import ArmError, BudgetError, EndedError, LiveArm, NotAppliedArmError
+from gpudiag.experiment.design import Arm, Design, order_arms, schedule_turns, shorten_design
 from gpudiag.experiment.gpu_state import GpuState
 from gpudiag.experiment.isolation import catch_full_disk, open_experiment, wrap_in_sandbox
 from gpudiag.experiment.stats import DECIDED, judge_pairs
@@ -43,7 +43,7 @@ def compare_arms(
     fails makes the verdict `failed`, a fix without evidence `not_applied`; what was measured until then is kept. Raises InputError where a
     command cannot be started, or others compute on the GPU. Whatever happens, no process of an arm is left. Linux only (/proc).
     """
-    design, tell, keep = design or Design(), progress or (lambda _: None), on_pair or (lambda _: None)
+    design, tell, keep, given = design or Design(), progress or (lambda _: None), on_pair or (lambda _: None), (first, second)
     pairs, error, steady = list(done), None, all(pair.steady for pair in done)
     with open_experiment() as (scratch, mark):
         first, _ = wrap_in_sandbox(first, design, scratch, caches=scratch / "first")
@@ -64,13 +64,17 @@ def compare_arms(
             pairs.append(pair)
             steady = steady and pair.steady
             keep(pair)
+    shorter = _shorten_blocks(design, error) if not pairs else None
+    if shorter is not None:
+        tell(f"the script is short: blocks of {shorter.block_steps} steps")
+        return compare_arms(*given, shorter, progress=progress, on_pair=on_pair)
     notes = run.finish_notes(pairs)
     if isinstance(error, BudgetError) and pairs:  # time that was over is no failure where there are pairs
         notes, error = (*notes, f"the time was over after {len(pairs)} pair{'s' * (len(pairs) > 1)}"), None
     if error is not None:
-        notes = (error.message, *([error.detail] if error.detail else []), *notes)
-        if error.arm is first and error.reason in ("crash", "oom", "hang"):
-            notes = (*notes, MORE_MEMORY if error.crowded else "the program fails without any change")
+        alone = error.arm is first and error.reason in ("crash", "oom", "hang")
+        why = [MORE_MEMORY if error.crowded else "the program fails without any change"] if alone else []
+        notes = (*filter(None, (error.message, error.detail)), *notes, *why)
     found = Comparison(verdict="failed", notes=notes)
     if pairs:
         unsteady = () if steady else (f"steps were not steady after {design.warm_limit_s:.0f} s of warm-up",)
@@ -81,6 +85,16 @@ def compare_arms(
     verdict = "not_applied" if isinstance(error, NotAppliedArmError) else "failed"
     failed = error.arm is first and verdict == "failed" and error.reason != "timeout" and not error.crowded
     return msgspec.structs.replace(found, verdict=verdict, reason=error.reason, baseline_failed=failed)
+
+
+def _shorten_blocks(design: Design, error: ArmError | None) -> Design | None:
+    """Return the design with blocks of as many steps as a script has room for that ended before its trial; None: it has none.
+
+    Usual blocks take a time, in which a fast arm may make more steps than the script has.
+    """
+    if not (isinstance(error, EndedError) and error.warmed and design.block_s):
+        return None
+    return shorten_design(design, error.steps, error.warmed.steps, error.warmed.prefetched)
 
 
 class CrowdedError(Exception):

@@ -11,7 +11,7 @@ import msgspec
 
 from gpudiag.experiment import compare, parity, probe
 from gpudiag.experiment.arm import EndedError
-from gpudiag.experiment.design import Arm, Design, count_block_steps, shorten_design
+from gpudiag.experiment.design import Arm, Design, shorten_design
 from gpudiag.experiment.plan import Plan
 from gpudiag.experiment.recipe import choose_recipe, decide_outcome, list_unchecked
 from gpudiag.experiment.stats import DECIDED, compute_spread, forecast_effects, format_forecast, judge_pairs
@@ -226,12 +226,6 @@ class Experiment:
             self.progress(prefix_progress(f"{arm.name}: ", text))
 
         found = compare.compare_arms(self.base, arm, chosen, progress=progress, on_pair=keep, done=tuple(pairs))
-        if found.reason == "ended" and chosen.block_s and not pairs and self.baseline is not None:
-            # Blocks take a time, in which a faster arm makes more steps than the script may have: as many steps now as the program itself
-            steps = count_block_steps(chosen, self.baseline.step_ns, 0)
-            progress(f"the script ended before its trial; once more with blocks of {steps} steps")
-            chosen = msgspec.structs.replace(chosen, block_steps=steps, block_s=0.0)
-            found = compare.compare_arms(self.base, arm, chosen, progress=progress, on_pair=keep)
         if not found.evidence and found.pairs and found.verdict not in ("failed", "not_applied"):
             found = msgspec.structs.replace(found, evidence=tuple(f"{call}: {SHOWN_BEFORE}" for call in arm.fixes))
         row = ComparisonRow(of, found, self.store.add_leg(of, time.monotonic() - begun_s))

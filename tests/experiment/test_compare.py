@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpudiag.experiment import compare as comparing
-from gpudiag.experiment.arm import ArmError, BudgetError, NotAppliedArmError
+from gpudiag.experiment.arm import ArmError, BudgetError, EndedError, NotAppliedArmError
 from gpudiag.experiment.design import Arm, Design
+from gpudiag.experiment.trial.protocol import Over, Warmed
 from gpudiag.model.experiment import Comparison, Pair
 
 pytest.importorskip("scipy", reason="scipy is not installed")
@@ -30,11 +31,13 @@ class Planned:
     def __init__(self, results: Sequence[Pair | BaseException], notes: tuple[str, ...] = ()) -> None:
         self.results, self.notes = list(results), notes
         self.numbers: list[int] = []
+        self.designs: list[Design] = []
         self.arms: tuple[Arm, Arm] | None = None
         self.evidence, self.slow_dtype = ("bf16: bfloat16",), ""
 
-    def __call__(self, arms: tuple[Arm, Arm], *_: object) -> Planned:
+    def __call__(self, arms: tuple[Arm, Arm], design: Design, *_: object) -> Planned:
         self.arms = arms
+        self.designs.append(design)
         return self
 
     def measure(self, number: int) -> Pair:
@@ -75,6 +78,20 @@ def test_a_clear_effect_ends_at_the_first_look_and_each_pair_is_kept(monkeypatch
     assert (found.verdict, found.pairs, found.over) == ("faster", 4, "pairs")
     assert CLEAR == KEPT
     assert found.evidence == ("bf16: bfloat16",)
+
+
+def test_an_arm_that_is_too_fast_for_its_script_has_blocks_of_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """249 steps, 10 of them its warm-up: blocks of 1.5 s would take more, eight blocks of 12 steps and what is dropped do not."""
+    ended = EndedError("B", Over(249), Warmed(10, 6_000_000, True), Design(), "")
+    plan = Planned([ended, *CLEAR])
+    found = compare(monkeypatch, plan)
+    assert (found.verdict, found.pairs) == ("faster", 4)
+    usual, shorter = plan.designs
+    assert usual.block_s > 0 == shorter.block_s
+    assert shorter.block_steps >= usual.block_steps
+    assert shorter.blocks * (shorter.block_steps + shorter.dropped_steps) <= 249 - 2 * 10
+    again = compare(monkeypatch, Planned([ended, EndedError("B", Over(60), ended.warmed, Design(), "")]))
+    assert (again.verdict, again.reason) == ("failed", "ended"), "once"
 
 
 def test_pairs_of_an_earlier_run_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:

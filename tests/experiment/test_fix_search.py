@@ -293,24 +293,6 @@ def test_a_first_finding_that_no_fix_treats_is_named(machine: Machine, named: Ca
     assert not any("first finding" in note for note in run(auto=True, output="other").data.notes)
 
 
-def test_a_fix_that_is_so_fast_that_the_script_ends_before_its_blocks_is_compared_in_blocks_of_fewer_steps(
-    machine: Machine, named: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure, blocks = comparing.compare_arms, []
-
-    def compare(first: Arm, second: Arm, design: Design, **more: Any) -> Comparison:
-        if design.block_s:
-            return Comparison(verdict="failed", reason="ended", notes=("the script ended before its trial",))
-        blocks.append(design.block_steps)
-        return measure(first, second, design, **more)
-
-    monkeypatch.setattr("gpudiag.experiment.compare.compare_arms", compare)
-    machine.ratios = {FUSED: 2.0}
-    named(finding(0.4, FUSED))
-    assert verdicts(run(auto=True))[FUSED] == "faster"
-    assert set(blocks) == {150}, "as many as the program itself makes in 1.5 s, with steps of 10 ms"
-
-
 def test_a_script_that_fails_beside_itself_is_tried_once(machine: Machine, named: Callable[..., None]) -> None:
     """As one that locks a file: the first process holds it, so that whatever is changed in the second fails alike."""
     fails = Comparison(verdict="failed", reason="crash", notes=("A/A ended with exit code 1: OSError: locked",))
