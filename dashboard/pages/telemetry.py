@@ -84,10 +84,10 @@ class TelemetryPage:
             silent_s = measure_silence_s(now, time.time_ns())
             state = _build_state(now, silent_s, view, kind)
             clock = (now.manifest.finished, LIVE_MS if silent_s is None else SILENT_MS)
-            drawn = [view.bundle, growing.rank, kind, now.version]
+            key = (view.bundle, growing.rank, kind)
+            drawn = [*key, now.version]
             if shown == drawn:  # nothing was written since
                 return (state, *(no_update,) * 7, *clock)
-            key = (view.bundle, growing.rank, kind)
             made = (now.manifest, now.steps, now.telemetry, now.marks)  # the same objects until more is written
             strips, words = known.get(key, lambda: _draw(growing.summarise(), now, kind), *made)
             if strips.figure is None:

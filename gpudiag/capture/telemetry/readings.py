@@ -121,6 +121,10 @@ class ReadingSource:
         """Return column -> why it is null, always or at times, in the words of the source."""
         return {column: why for reading in self._readings for column, why in reading.missing().items()}
 
+    def notes(self) -> Mapping[str, str]:
+        """Return column -> what to know of its figures; nothing where they are plain."""
+        return {}
+
     def close(self) -> None:
         """Give back what the source holds."""
 
@@ -147,20 +151,17 @@ class AllocatorSource(ReadingSource):
     name = "torch"
     columns = ("torch_allocated_bytes", "torch_reserved_bytes")
 
-    def __init__(self, read_stats: Callable[[], Mapping[str, Any]]) -> None:
-        """`read_stats`: torch.cuda.memory_stats of the device, a dict without entries until the device is used."""
-        self._read_stats = read_stats
+    def __init__(self, ordinal: int) -> None:
+        self._ordinal = ordinal
         self._readings = [Reading(self.columns, self._read, SECOND // 2)]
 
     def _read(self) -> Answer:
-        stats = self._read_stats()
+        import torch
+
+        stats = torch.cuda.memory_stats(self._ordinal)  # no entries until the device is used
         keys = ("allocated_bytes.all.current", "reserved_bytes.all.current")
         missing = LookupError("the allocator keeps no such counter")
         return {column: stats.get(key, missing) for column, key in zip(self.columns, keys, strict=True)}
-
-    def notes(self) -> Mapping[str, str]:
-        """Return nothing: its counters are this process's own."""
-        return {}
 
 
 class CpuSource(ReadingSource):

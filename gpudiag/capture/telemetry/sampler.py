@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from gpudiag.capture.environment import DeviceIdentity, find_stepped_device, identify_cuda_device
@@ -30,13 +29,6 @@ MAX_ROWS = 20_000
 NO_ANSWER = "NVML has not answered"
 NO_ORDINAL = "torch does not say which of its devices this is"
 NOT_INSTALLED = "nvidia-ml-py is not installed: pip install 'gpudiag[train]'"
-
-
-def _read_allocator(ordinal: int) -> Mapping[str, Any]:
-    import torch
-
-    stats: dict[str, Any] = torch.cuda.memory_stats(ordinal)
-    return stats
 
 
 class Sampler:
@@ -178,7 +170,7 @@ class Sampler:
         """Begin to ask NVML, about this device alone; where that fails the reason stands for every GPU column."""
         former, self._gpu = self._gpu, None
         self._no_gpu, self._asked = NO_ANSWER, identity
-        self._allocator = None if identity.ordinal is None else AllocatorSource(partial(_read_allocator, identity.ordinal))
+        self._allocator = None if identity.ordinal is None else AllocatorSource(identity.ordinal)
         if former is not None:
             self._since_unix_ns = time.time_ns()
             with suppress(Exception):  # what it holds is the driver's: the next device is asked all the same
