@@ -64,10 +64,10 @@ def compare_arms(
             pairs.append(pair)
             steady = steady and pair.steady
             keep(pair)
-    shorter = _shorten_blocks(design, error) if not pairs else None
+    shorter = _shorten_blocks(design, error)
     if shorter is not None:
         tell(f"the script is short: blocks of {shorter.block_steps} steps")
-        return compare_arms(*given, shorter, progress=progress, on_pair=on_pair)
+        return compare_arms(*given, shorter, progress=progress, on_pair=on_pair, done=pairs)
     notes = run.finish_notes(pairs)
     if isinstance(error, BudgetError) and pairs:  # time that was over is no failure where there are pairs
         notes, error = (*notes, f"the time was over after {len(pairs)} pair{'s' * (len(pairs) > 1)}"), None

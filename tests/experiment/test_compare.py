@@ -92,6 +92,9 @@ def test_an_arm_that_is_too_fast_for_its_script_has_blocks_of_fewer_steps(monkey
     assert shorter.blocks * (shorter.block_steps + shorter.dropped_steps) <= 249 - 2 * 10
     again = compare(monkeypatch, Planned([ended, EndedError("B", Over(60), ended.warmed, Design(), "")]))
     assert (again.verdict, again.reason) == ("failed", "ended"), "once"
+    resumed = Planned([ended, *CLEAR[2:]])
+    assert compare(monkeypatch, resumed, done=CLEAR[:2]).pairs == 4
+    assert resumed.numbers == [2, 2, 3], "what was kept of shorter blocks stays"
 
 
 def test_pairs_of_an_earlier_run_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
