@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 import re
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
+
+_MOST_BESIDE = 5_000
+"""Names of a folder that are looked at for one that was meant."""
 
 
 class GpudiagError(Exception):
@@ -55,6 +60,18 @@ def suggest_nearest(name: str, known: Iterable[str]) -> str:
     # of those as similar the first by name: OVH-1 is OVH-01 rather than OVH-11
     close.sort(key=lambda one: (-difflib.SequenceMatcher(None, one, name.lower()).ratio(), one))
     return f"; did you mean {names[close[0]]!r}?" if close else ""
+
+
+def suggest_file(path: str, suffixes: tuple[str, ...] = ("",)) -> str:
+    """Return '; did you mean ...?' with the name most like that of `path` in its folder, of those that end so; '' where there is none."""
+    folder, name = os.path.split(path)
+    try:
+        with os.scandir(folder or os.curdir) as entries:
+            beside = [entry.name for entry in islice(entries, _MOST_BESIDE) if entry.name.lower().endswith(suffixes)]
+    except (OSError, ValueError):  # no such folder, or a name with a null byte
+        return ""
+    near = difflib.get_close_matches(name, beside, n=1, cutoff=0.7)
+    return f"; did you mean {os.path.join(folder, near[0])!r}?" if near else ""
 
 
 def warn_user(text: str, stacklevel: int) -> None:

@@ -24,7 +24,7 @@ from gpudiag.capture.launch import choose_default_path
 from gpudiag.capture.run_script.plan import JournalEntry, OptionValue, Plan, build_environment, read_journal
 from gpudiag.capture.schedule import check_options
 from gpudiag.capture.standard_parts import make_standard_parts
-from gpudiag.errors import GpudiagError, InputError
+from gpudiag.errors import GpudiagError, InputError, suggest_file
 from gpudiag.model.bundle import Manifest, RankState
 from gpudiag.model.hardware import Device
 
@@ -241,7 +241,7 @@ def build_run_command(words: Sequence[str], module: str | None = None) -> list[s
         return [python, *words]
     found = shutil.which(name) or shutil.which(name, path=os.path.dirname(python))
     if found is None or os.path.isdir(name):
-        what = "a folder without __main__.py" if os.path.isdir(name) else "no such file"
+        what = "a folder without __main__.py" if os.path.isdir(name) else f"no such file{suggest_file(name, _PYTHON_SUFFIXES)}"
         raise InputError(f"{name}: {what}", "give a Python script, -m MODULE, or a program such as torchrun")
     return [found, *words[1:]]
 

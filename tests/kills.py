@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from abplace import Place, over, until
+from abplace import Done, Place, over, until
 from noticewords import format_notices
 
 from gpudiag.bundle.reader import OpenedBundle, open_bundle
@@ -248,7 +248,7 @@ def experiments(place: Callable[[], Place], count: int, seed: int, tell: Callabl
         seen["resumed"] += resumed
         tell(f"{attempt}: {victim}{'' if hit else ' (it was over)'}, {len(here.rows())} rows")
         if done is not None:
-            check_ended(here, done.code, victim, seed, seen)
+            check_ended(here, done, victim, seed, seen)
             here, whole = place(), b""
     finish(here, seed, seen)
     return seen
@@ -279,16 +279,21 @@ def found(here: Place, victim: str) -> list[int]:
     return list(here.arms()) if victim == "arm" else [pid for pid, command in here.left().items() if "guard.py" in command]
 
 
-def check_ended(here: Place, code: int, victim: str, seed: int, seen: Counter[str]) -> None:
+def check_ended(here: Place, done: Done, victim: str, seed: int, seen: Counter[str]) -> None:
     """A command that was not killed has come to a result, or says what became of its arm."""
     told = " ".join((*here.data.notes, *(note for one in here.data.experiments for note in one.notes)))
-    if victim == "arm" and code == 5:
+    if victim == "arm" and done.code == 5:
         assert "signal 9" in told, (seed, told)
         seen["said the arm was killed"] += 1
     else:
-        assert code == 0, (seed, victim, code, told)
+        assert done.code == 0 or is_complete(done), (seed, victim, done.code, done.err, told)
         check_result(here, seed)
         seen["came to a result"] += 1
+
+
+def is_complete(done: Done) -> bool:
+    """Return whether nothing was left to resume: the command before was killed when the result stood."""
+    return done.code == 2 and "all experiments in it are complete" in done.err
 
 
 def check_result(here: Place, seed: int) -> None:
@@ -304,8 +309,7 @@ def finish(here: Place, seed: int, seen: Counter[str]) -> None:
     if not here.rows():
         return
     done = over(here.start("--resume", str(here.bundle)))
-    complete = done.code == 2 and "all experiments in it are complete" in done.err  # it was killed when the result stood
-    assert done.code == 0 or complete, (seed, done.err)
+    assert done.code == 0 or is_complete(done), (seed, done.err)
     check_result(here, seed)
     here.check_clean()
     seen["came to a result"] += 1

@@ -235,21 +235,32 @@ class Session:
             files.remember(str(notice.params["text"]), notice.code)
         inductor.write_generated_code(self.path, self.rank, files.note)
         write_atomic(files.manifest_path(), self._manifest.encode(finished=True))
-        if kind is None and self.rank == 0 and not (self._gives_way or self._quiet):
-            self._tell_short_loop()
+        if kind is None and self.rank == 0 and not (self._gives_way or self._quiet) and (short := self.describe_short_loop()):
+            self._recording.say(f"gpudiag: {short}")
         if self.rank == 0:
             with suppress(OSError):  # the finished manifest now says whose the folder is
                 (self.path / CLAIM_NAME).unlink()
 
-    def _tell_short_loop(self) -> None:
-        """Warn where the loop ended before its profiled steps: the bundle then holds nothing that a report could be made of."""
+    def describe_short_loop(self, made: int | None = None) -> str | None:
+        """Describe why nothing was profiled where the loop ended before its profiled steps, and what fits so few; None elsewhere.
+
+        `made`: steps of a script under `gpudiag run`, with those that it took to tell what a step is (0: it marks them itself); None: a
+        session of its own.
+        """
         asked, steps = self.options, self._loop.rows.number - self._loop.rows.dropped
         if not asked.repeat or self._windows.recorded or steps >= asked.skip + asked.warm + asked.record:
-            return
-        fitting = f"skip=1, warm=1, record={min(steps - _AROUND, asked.record)}, sites=0"
-        shorter = f", or gpudiag.profile(..., {fitting}) for so few" if steps > _AROUND else ""
-        said = "1 step was" if steps == 1 else f"{steps} steps were"
-        self._recording.say(f"gpudiag: {said} too few to profile any: let the loop run for about 50{shorter}")
+            return None
+        untold = max(0, (made or 0) - self._loop.rows.number)
+        said = "1 step was" if untold + steps == 1 else f"{untold + steps} steps were"
+        if made is None:
+            fitting = f"skip=1, warm=1, record={min(steps - _AROUND, asked.record)}, sites=0"
+            shorter = f", or gpudiag.profile(..., {fitting}) for so few" if steps > _AROUND else ""
+            return f"{said} too few to profile any: let the loop run for about 50{shorter}"
+        told = f"{untold} to tell what a step is, " if untold else ""
+        needed = f"{told}{asked.skip} that are skipped, {asked.warm} to warm up, {asked.record} to record"
+        fitting = f"--skip 0 --warm 1 --record {min(steps - 2, asked.record)} --sites 0"
+        shorter = f", or record them with gpudiag run {fitting}" if steps > 2 else ""
+        return f"{said} too few to profile any ({needed}): let the script make about 50{shorter}"
 
     def _at_exit(self) -> None:
         """Finish what a prompt or a generator that was not exhausted left open; the loop of another thread may still run."""

@@ -79,7 +79,7 @@ def _read_table(file: _GatesFile, name: str, found: Any, keys: Collection[str]) 
 
 
 def _read_gate(file: _GatesFile, name: str, found: Any) -> Gate:
-    table, limits = _read_table(file, name, found, (*_LIMITS, "required")), {}
+    table, limits = _read_table(file, name, found, (*_LIMITS, "required", "strict")), {}
     for key in (key for key in _LIMITS if key in table):
         value, unit = table[key], METRICS[name].unit if key != "tolerance_share" else "share"
         hint = "shares go from 0 to 1: 0.03 is 3 %" if unit == "share" else f"in {unit}"
@@ -99,13 +99,14 @@ def _read_gate(file: _GatesFile, name: str, found: Any) -> Gate:
         raise file.error(f"{name}.tolerance_share: not below 0", name, "tolerance_share", hint="0.03 allows 3 % worse than the baseline")
     if "min" in limits and "max" in limits and limits["min"] > limits["max"]:
         raise file.error(f"{name}: min is above max", name, "min")
-    return Gate(metric=name, required=_read_flag(file, name, table), line=find_line(file.text, name), **limits)
+    required, strict = _read_flag(file, name, table), _read_flag(file, name, table, "strict", default=False)
+    return Gate(metric=name, required=required, strict=strict, line=find_line(file.text, name), **limits)
 
 
-def _read_flag(file: _GatesFile, name: str, table: Mapping[str, Any]) -> bool:
-    value = table.get("required", True)
+def _read_flag(file: _GatesFile, name: str, table: Mapping[str, Any], key: str = "required", *, default: bool = True) -> bool:
+    value = table.get(key, default)
     if not isinstance(value, bool):
-        raise file.error(f"{name}.required: true or false is needed", name, "required")
+        raise file.error(f"{name}.{key}: true or false is needed", name, key)
     return value
 
 
@@ -224,7 +225,8 @@ def judge_gates(gates: Gates, run: Measured, baseline: Measured | None = None) -
     """Return what was found of each limit, in the order of the file.
 
     A limit fails where the figure is beyond it and the whole interval of the figure too; where the interval holds the limit the outcome
-    is `within_noise`. A figure without an interval is judged by itself. Of a figure that is not known the outcome is `unknown`.
+    is `within_noise`: not decided, which fails a strict gate only. A figure without an interval is judged by itself. Of a figure that is
+    not known the outcome is `unknown`.
     """
     results = []
     for gate in gates.gates:
@@ -259,6 +261,7 @@ def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResu
         high=span[1] if span else None,
         limit=limit,
         required=gate.required,
+        strict=gate.strict,
         line=gate.line,
     )
 
@@ -271,7 +274,7 @@ def _decide_outcome(value: float, span: tuple[float, float] | None, limit: float
         return "failed", ": its variance is not known, judged by itself"
     if beyond(span[0] if upper else span[1], limit):
         return "failed", ""
-    return "within_noise", ": beyond it, but no further than it varies within the run"
+    return "within_noise", ": beyond it, but its interval is not: undecided, more steps narrow it"
 
 
 def _build_unknown_result(gate: Gate, name: str, reason: str, limit: float | None) -> GateResult:
@@ -315,5 +318,6 @@ def _judge_tolerance(gate: Gate, tolerance: float, run: Measured, baseline: Meas
         limit=limit,
         baseline=old.value,
         required=gate.required,
+        strict=gate.strict,
         line=gate.line,
     )

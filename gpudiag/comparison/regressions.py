@@ -86,9 +86,7 @@ def judge_slower_gate(found: StepComparison, share: float) -> GateResult:
         elif certain:
             message += f": the whole interval is beyond the {allowed} allowed, so the variance within the runs does not explain it"
         else:
-            message += (
-                f": beyond the {allowed} allowed, but no further than the variance within the runs explains; record more steps to decide"
-            )
+            message += f": beyond the {allowed} allowed, but its interval is not: undecided, more steps narrow it"
     return GateResult(
         name=SLOWER_GATE,
         outcome="passed" if not beyond else "failed" if certain else "within_noise",

@@ -30,6 +30,7 @@ from gpudiag.model.finding import (
 )
 from gpudiag.model.hardware import Device
 from gpudiag.model.notices import WITHHELD, Notice, NoticeCode, format_notice, make_notice
+from gpudiag.units import format_share
 
 if TYPE_CHECKING:
     from gpudiag.facts import Facts
@@ -110,30 +111,36 @@ _ABOUT_HOST = "idle"
 """How bounds begin that name what the device waits for. A profiler slows the host, and only a bundle tells by how much."""
 
 
-def grade_confidence(rule: Rule, device: Device | None, facts: Lookup, measured: Measurement) -> Confidence:
-    """Return the confidence of a finding of `rule`, from high down to low.
+def grade_confidence(rule: Rule, device: Device | None, facts: Lookup, measured: Measurement) -> tuple[Confidence, tuple[str, ...]]:
+    """Return the confidence of a finding of `rule`, from high down to low, and why it is not high.
 
     It follows how much of the time in kernels has a cost (rules that rest on the roofline) or the op that it belongs to (other rules
     about kernels), what the peaks rest on, and the measurement; for rules about the host, whether it is known what the profiler costs.
     Rules that are not yet stable lose one grade. What is said of the measurement itself is sure.
     """
     if rule.file.role == "measurement":
-        return "high"
-    grade = 2
+        return "high", ()
+    grade, doubts = 2, list[str]()
     if rule.file.basis == "roofline":
-        unsure_peaks = device is not None and device.provenance == "unverified"
-        grade = min(_grade_share(facts("modelled_work_share")), 1 if unsure_peaks else 2)
-    elif rule.file.bound.startswith(_ABOUT_HOST):
-        grade = 1 if isinstance(facts("profiler_slowdown"), Missing) else 2
+        grade, doubts = _grade_seen(facts("modelled_work_share"), "of the device's work has a cost model")
+        if device is not None and device.provenance == "unverified":
+            grade = min(grade, 1)
+            doubts.append("the device's peaks are not verified")
+    elif rule.file.bound.startswith(_ABOUT_HOST) and isinstance(facts("profiler_slowdown"), Missing):
+        grade, doubts = 1, ["what the profiler costs is not known"]
     elif rule.file.bound in ("compute", "memory", "overhead"):
-        grade = _grade_share(facts("attributed_work_share"))
-    return GRADES[max(grade - _LOST[measured] - (rule.file.maturity != "stable"), 0)]
+        grade, doubts = _grade_seen(facts("attributed_work_share"), "of the device's work is linked to its ops")
+    doubts += [] if measured == "sound" else [f"the measurement is {measured}"]
+    preview = rule.file.maturity != "stable"
+    doubts += ["the rule is in preview"] if preview else []
+    return GRADES[max(grade - _LOST[measured] - preview, 0)], tuple(doubts)
 
 
-def _grade_share(seen: object) -> int:
-    if isinstance(seen, (Missing, str)) or not isinstance(seen, (int, float)) or seen < LITTLE_SEEN:
-        return 0
-    return 1 if seen < WELL_SEEN else 2
+def _grade_seen(seen: object, what: str) -> tuple[int, list[str]]:
+    if not isinstance(seen, (int, float)):
+        return 0, [f"it is not known how much {what}"]
+    grade = 0 if seen < LITTLE_SEEN else 1 if seen < WELL_SEEN else 2
+    return grade, [f"{format_share(seen)} {what}"] if grade < 2 else []
 
 
 def explain_by_profiler(rule: Rule, verdict: Verdict, facts: Lookup, as_recorded: Lookup) -> Notice | None:
@@ -298,6 +305,7 @@ def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Fact
         replayed = bool(times) and all(facts.replayed(name, file.what_ifs) for name in times)
         error = analysis.replay.error_share if replayed and analysis.replay else None
         ceiling = Ceiling(time_ns, time_ns / analysis.wall_ns, "replay" if replayed else "formula", rule.what_if, error)
+    confidence, doubts = grade_confidence(rule, analysis.device, facts.value, measured)
     return Finding(
         rule=rule.id,
         title=file.title,
@@ -307,7 +315,8 @@ def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Fact
         why=" ".join(file.why.split()),
         evidence=verdict.evidence,
         ceiling=ceiling,
-        confidence=grade_confidence(rule, analysis.device, facts.value, measured),
+        confidence=confidence,
+        doubts=doubts,
         fixes=verdict.fixes,
         where=facts.places(file.where) if file.where is not None else (),
         references=file.references,

@@ -100,7 +100,7 @@ def _open_experiment(plan: Plan, progress: Progress, tell: Tell, done: Done, war
     options = plan.options
     if not options.resume:
         plan.check()
-    with lock_machine(shared_ok=options.shared_ok, wait=options.wait, tell=progress) as note:
+    with lock_machine(shared_ok=options.shared_ok, wait=options.wait, tell=warn) as note:
         if options.resume:
             store, begun = resume_store(Path(options.resume))
             plan = begun.resume(plan)

@@ -71,12 +71,13 @@ class _TakenError(Exception):
 def lock_machine(*, shared_ok: bool = False, wait: bool = False, tell: Tell = lambda _: None) -> Iterator[str]:
     """Give a note for the result: '' where no other experiment runs meanwhile on this machine, or on the GPUs that are chosen here.
 
-    Two at once would each measure what the other does. `wait`: for the end of the other; `shared_ok`: run all the same. Raises
+    Two at once would each measure what the other does. `wait`: for the end of the other, which `tell` is told once; `shared_ok`: run all
+    the same. Raises
     InputError where another one runs. Where the locks cannot be used, the note says so.
     """
     folder = Path(os.environ.get(LOCKS_VARIABLE) or _SHARED_FOLDER)
     with ExitStack() as held:
-        note = ""
+        note = told = ""
         try:
             while True:
                 try:
@@ -90,7 +91,9 @@ def lock_machine(*, shared_ok: bool = False, wait: bool = False, tell: Tell = la
                 if not wait:
                     hint = "--wait waits for its end, --shared-ok measures all the same"
                     raise InputError(f"another experiment runs on this machine ({who}): each would disturb the other", hint)
-                tell(f"waiting for the end of another experiment ({who})")
+                if who != told:
+                    tell(f"waiting for the end of another experiment ({who})")
+                    told = who
                 time.sleep(_AGAIN_S)
         except OSError as error:
             why = f"no lock in {folder} ({error.strerror or error}); {LOCKS_VARIABLE} names another folder"

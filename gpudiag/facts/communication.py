@@ -16,10 +16,19 @@ from gpudiag.trace.collectives import find_bus_factor
 def exposed_waiting_part(window: Window) -> float:
     """Part of the median rank's exposed communication before the last rank arrives: a straggler or load, which no link makes faster."""
     job = window.analysis.job
-    row = next((row for row in job.ranks if row.rank == job.shown_rank), None) if job is not None else None
-    if row is None or row.exposed_waiting_ns is None or not row.exposed_communication_ns:
+    shown = [(row.exposed_waiting_ns, row.exposed_communication_ns) for row in job.ranks if row.rank == job.shown_rank] if job else []
+    waiting, exposed = shown[0] if shown else (None, None)
+    if waiting is None or not exposed:
         raise NotKnownError(NO_WAITS)
-    return min(1.0, row.exposed_waiting_ns / row.exposed_communication_ns)
+    return min(1.0, waiting / exposed)
+
+
+def rank_waits_known(window: Window) -> bool:
+    """Whether the traces of several ranks tell waiting for a late rank from transfer."""
+    try:
+        return exposed_waiting_part(window) >= 0
+    except NotKnownError:
+        return False
 
 
 _collective_ns = total(lambda window: window.kernels.filter(pl.col("collective").fill_null(False)))
@@ -196,6 +205,7 @@ def _find_gathers(window: Window) -> pl.DataFrame:
 FACTS = (
     *with_share(exposed_communication_ns),
     fact_of(exposed_waiting_part, "share"),
+    fact_of(rank_waits_known, "bool"),
     fact("hidden_communication_share", "share", "Part of the collectives' time that runs under compute kernels (1 - exposed / all).",
          lambda window: max(0.0, 1 - exposed_communication_ns(window)
                            / require_known(_collective_ns(window) or None, NONE_RAN))),

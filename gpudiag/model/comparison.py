@@ -51,6 +51,8 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     """How much worse than the baseline it may be, as a share of the baseline's figure."""
     required: bool = True
     """Whether a figure that is not known fails."""
+    strict: bool = False
+    """Whether a figure beyond the limit fails also where its interval does not decide it."""
     line: int | None = None
     """Of the file of gates."""
 
@@ -102,12 +104,14 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     limit: float | None = None
     baseline: float | None = None
     required: bool = True
+    strict: bool = False
     line: int | None = None
 
     @property
     def fails(self) -> bool:
         """Return whether the whole check fails for it."""
-        return self.outcome == "failed" or (self.outcome == "unknown" and self.required)
+        required = {"failed": True, "unknown": self.required, "within_noise": self.strict}
+        return required.get(self.outcome, False)
 
 
 class CheckData(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,9 +14,10 @@ Status = Literal["fired", "passed", "not_applicable", "suppressed", "error"]
 Confidence = Literal["low", "medium", "high"]
 CeilingMethod = Literal["formula", "replay"]
 FactValue = bool | int | float | str
-Role = Literal["measurement", "first_screen", "straggler", "pipeline", "experts", "balance"]
+Role = Literal["measurement", "disturbance", "first_screen", "straggler", "pipeline", "experts", "balance"]
 """What a rule stands for beside its finding: `measurement` says how far to trust all others (critical: invalid, else weak), `first_screen`
-what the figures of the steps do not show; the others say what the comparison of the ranks then need not."""
+what the figures of the steps do not show, `disturbance` what beside the program stretched them; the others say what the comparison of the
+ranks then need not."""
 
 
 class Missing(msgspec.Struct, frozen=True):
@@ -70,6 +71,8 @@ class Finding(msgspec.Struct, frozen=True):
     evidence: tuple[Evidence, ...] = ()
     ceiling: Ceiling | None = None
     confidence: Confidence = "medium"
+    doubts: tuple[str, ...] = ()
+    """Why it is not high, in words."""
     folded: tuple[str, ...] = ()
     """Ids of symptoms that this cause explains."""
     fixes: tuple[str, ...] = ()

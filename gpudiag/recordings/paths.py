@@ -15,7 +15,7 @@ import msgspec
 from gpudiag.bundle.layout import SITES_INDEX, is_bundle, list_ranks, list_traces, manifest_name
 from gpudiag.bundle.manifest import read_manifest
 from gpudiag.bundle.reader import OpenedBundle
-from gpudiag.errors import InputError, UsageError
+from gpudiag.errors import InputError, UsageError, suggest_file
 from gpudiag.model.bundle import MANIFEST_NAME, Window
 from gpudiag.model.notices import Notice, NoticeCode, format_notice, make_notice
 from gpudiag.model.report import Source
@@ -270,7 +270,7 @@ def _find_traces(path: str, *, alone: bool) -> list[RankInput]:
         return [_build_local_rank(str(found)) for found in find_rank_files(Path(path)).values()]
     if os.path.exists(path) or not glob.has_magic(path):
         if not alone and not os.path.exists(path):
-            raise InputError(f"{path} does not exist", "check the path")
+            raise InputError(f"{path} does not exist{suggest_file(path)}", "check the path")
         return [_build_local_rank(path)]
     files = [name for name in glob.glob(path, recursive=True) if os.path.isfile(name)]
     if not files:

@@ -14,7 +14,7 @@ from gpudiag.report.blocks import Block, Cell, Column, Document, Listing, Paragr
 from gpudiag.report.console import clean
 from gpudiag.report.labels import pluralize
 
-OUTCOME_WORDS: dict[GateOutcome, str] = {"passed": "ok", "within_noise": "noise", "failed": "FAIL", "unknown": "unknown"}
+OUTCOME_WORDS: dict[GateOutcome, str] = {"passed": "ok", "within_noise": "undecided", "failed": "FAIL", "unknown": "unknown"}
 _TONES: dict[GateOutcome, Tone] = {"passed": "good", "within_noise": "warning", "failed": "bad", "unknown": "warning"}
 _ORDER: tuple[GateOutcome, ...] = ("failed", "unknown", "within_noise", "passed")
 
@@ -25,7 +25,7 @@ def format_gates_headline(found: CheckData) -> str:
     count = f"{len(found.results)} {pluralize(len(found.results), 'gate')}"
     if failing:
         return f"FAILED: {len(failing)} of {count}, on {found.path}"
-    kinds = (("within_noise", "within noise"), ("unknown", "not known and not required"))
+    kinds = (("within_noise", "undecided"), ("unknown", "not known and not required"))
     counted = [(sum(result.outcome == outcome for result in found.results), word) for outcome, word in kinds]
     noted = ", ".join(f"{number} {word}" for number, word in counted if number)
     return f"passed: {count}{f' ({noted})' if noted else ''}, on {found.path}"
@@ -54,6 +54,8 @@ def build_gates_document(found: CheckData) -> Document:
 
 def format_gate_result(result: GateResult) -> str:
     """Return what was decided of a gate; of one that is not known also whether that fails."""
+    if result.outcome == "within_noise":
+        return f"{result.message} ({'fails: strict = true' if result.strict else 'passes: strict = true lets it fail'})"
     if result.outcome != "unknown":
         return result.message
     consequence = "fails: an unavailable figure does not pass; required = false lets it" if result.required else "not required"
@@ -89,14 +91,12 @@ def format_workflow_command(name: str, properties: dict[str, str], message: str)
 
 
 def render_gates_junit(found: CheckData) -> bytes:
-    """Return the XML (UTF-8): failed gates are failures, unknown ones errors, or skipped where they are not required.
+    """Return the XML (UTF-8): failed gates are failures, unknown ones errors; those that the check passes with all the same, skipped.
 
     Characters that XML 1.0 forbids are taken out; the serialiser escapes the rest.
     """
-    # What is within noise passes, and its output says so
-    kinds = [
-        {"failed": "failure", "unknown": "error" if result.required else "skipped"}.get(result.outcome, "") for result in found.results
-    ]
+    words = {"failed": "failure", "unknown": "error", "within_noise": "failure"}
+    kinds = ["" if result.outcome == "passed" else words[result.outcome] if result.fails else "skipped" for result in found.results]
     counts = {"failures": str(kinds.count("failure")), "errors": str(kinds.count("error")), "skipped": str(kinds.count("skipped"))}
     suite = ElementTree.Element("testsuite", {"name": "gpudiag check", "tests": str(len(found.results)), **counts})
     for result, kind in zip(found.results, kinds, strict=True):

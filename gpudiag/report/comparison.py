@@ -56,7 +56,7 @@ def format_speed_gate(found: StepComparison) -> str:
     gate = found.gate
     if gate is None:
         return ""
-    word = {"passed": "passed", "failed": "FAILED", "within_noise": "passed, within noise", "unknown": "FAILED, unavailable"}[gate.outcome]
+    word = {"passed": "passed", "failed": "FAILED", "within_noise": "passed, undecided", "unknown": "FAILED, unavailable"}[gate.outcome]
     return f"{gate.name}: {word}: {gate.message}"
 
 

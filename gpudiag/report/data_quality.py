@@ -53,7 +53,7 @@ def list_remarks(report: ReportData) -> list[str]:
     """Return what the parts of a step do not show: findings of the first screen, the largest line of the program, the ranks."""
     lines = []
     for finding in report.findings:
-        if finding.role == "first_screen":
+        if finding.role in ("first_screen", "disturbance"):
             place = f" Seen most: {format_place(finding.where[0], report)}." if finding.where else ""
             lines.append(f"{finding.message}{place}")
     lines += [_format_largest_lines(report), ranks.format_ranks_headline(report)]
@@ -72,7 +72,7 @@ def _format_largest_lines(report: ReportData) -> str:
     for place in report.lines:
         ns, line = place.time_ns or 0, f"{place.file}{'' if place.line is None else f':{place.line}'} ({place.what})"
         told.append(f"{line}, {format_ns(ns / count)} ({format_share(ns / wall)})")
-    return f"Largest line of the program, its backward pass included: {'; largest below it: '.join(told)}."
+    return f"Line with the most op time, its backward pass included: {'; largest below it: '.join(told)}."
 
 
 def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:

@@ -160,7 +160,7 @@ def build_finding_card(
         rule=finding.rule,
         title=finding.title,
         severity=finding.severity,
-        confidence=finding.confidence,
+        confidence=f"{finding.confidence} ({', '.join(finding.doubts)})" if finding.doubts else finding.confidence,
         message=finding.message,
         gain=labels.format_upper_bound(finding, report),
         share=finding.ceiling.share if finding.ceiling else None,

@@ -50,7 +50,7 @@ def _build_step_tile(report: ReportData) -> Tile:
     if not labels.has_steps(report):
         return Tile("Recorded window", format_ns(mean), "no steps are marked in it: it counts as one step")
     plain = labels.find_plain_pace(report)
-    if plain is not None:
+    if plain is not None and plain[1] >= labels.FEW_PLAIN:
         ns, count = plain
         return Tile("Step time", format_ns(ns), f"median of {count:,} without the profiler; with it {format_ns(steps.median_ns or mean)}")
     if steps.median_ns is None or steps.count < 2:
@@ -93,7 +93,8 @@ def build_quality_tile(report: ReportData) -> Tile:
     """Return how far the figures can be trusted, in a word; it opens on the reasons."""
     broken, warnings = data_quality.format_break(report), data_quality.list_warnings(report)
     invalid = any(finding.role == "measurement" and finding.severity == "critical" for finding in report.findings)
-    weak, count = labels.find_weak_measurement(report), len(warnings) + bool(broken)
+    disturbed = [finding.message for finding in report.findings if finding.role == "disturbance"]
+    weak, count = labels.find_weak_measurement(report), len(warnings) + len(disturbed) + bool(broken)
     figure, tone = (f"{count} {labels.pluralize(count, 'warning')}", "warning") if count else ("no warnings", "")
     if invalid or weak is not None:
         figure, tone = ("invalid", "critical") if invalid else ("weak", "warning")
@@ -103,7 +104,7 @@ def build_quality_tile(report: ReportData) -> Tile:
         if modelled is None
         else f"cost models cover {format_share(modelled)} of the {labels.name_work(report, 1)} time that can be modelled"
     )
-    said = [data_quality.format_steps(report), data_quality.format_coverage(report), weak.message if weak else "", broken]
+    said = [data_quality.format_steps(report), data_quality.format_coverage(report), weak.message if weak else "", broken, *disturbed]
     opens: list[Block] = [*say_all(said), *([Listing(tuple(warnings), "warning")] if warnings else [])]
     opens.append(Paragraph("More on each figure stands under Data quality.", "quiet"))
     return Tile("Data quality", figure, note, tone, opens=tuple(opens))

@@ -289,6 +289,9 @@ def format_verdict(report: ReportData) -> str:
     return f"{took} The {name_device(report)} spends {listed}{others}.{more}"
 
 
+FEW_PLAIN = 10
+"""Fewer steps without the profiler are told beside the recorded ones, not in their place: most are of the start, where steps are slower."""
+
 _UNLIKE = 1.1
 """Ratio from which two times of a step differ to the reader (a person who times the training would doubt one of them)."""
 
@@ -310,6 +313,8 @@ def format_pace(report: ReportData) -> str:
     if plain is None:
         return f"A step takes {took}."
     usual, count = plain
+    if count < FEW_PLAIN:
+        return f"A step takes {took}; the {count} without the profiler took {format_ns(usual)} (median)."
     return f"Without the profiler a step takes {format_ns(usual)} (median of {count:,}). The recorded ones, analysed here, took {took}."
 
 

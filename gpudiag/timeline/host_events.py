@@ -112,7 +112,7 @@ _HOST_WORDS = {
     "gc": pl.format("garbage collection ({})", "name"),
     "save": pl.col("name"),
     "file_write": pl.format("{} opened for writing", "name"),
-    "loader": pl.lit("the next batch was asked for"),
+    "loader": pl.lit("waiting for the next batch"),
 }
 
 

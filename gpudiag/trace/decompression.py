@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, BinaryIO, cast
 
-from gpudiag.errors import InputError
+from gpudiag.errors import InputError, suggest_file
 from gpudiag.files import NoFileError, open_file
 
 if sys.version_info >= (3, 14):
@@ -83,7 +83,7 @@ def open_bytes(path: str) -> BinaryIO:
     except FileNotFoundError:
         if path == "-":
             raise InputError("stdin is not read", _AS_FILE) from None
-        raise InputError(f"{format_path(path)} does not exist", "check the path") from None
+        raise InputError(f"{format_path(path)} does not exist{suggest_file(os.fspath(path))}", "check the path") from None
     except PermissionError:
         raise InputError(f"{format_path(path)} cannot be read: permission denied", "check its access rights") from None
     except (OSError, ValueError) as error:

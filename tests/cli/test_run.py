@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pty
+import re
 import shlex
 import shutil
 import signal
@@ -377,6 +378,23 @@ def test_too_few_steps_are_told_in_one_line(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stderr.count("no steps were found (2 backward passes, 2 optimizer steps)") == 1
     assert recorded(tmp_path).manifest.finished
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [7, 9])
+def test_a_loop_too_short_for_its_window_says_what_fits_and_that_is_recorded(tmp_path: Path, steps: int) -> None:
+    script = write(tmp_path, training(f"train({steps})"))
+    done = run("-o", "run", script, cwd=tmp_path)
+    assert done.stderr.startswith(f"gpudiag: {steps} steps were too few to profile any (4 to tell what a step is, 5 that are skipped, ")
+    fitting = re.search(r"gpudiag run (--skip 0 [-\w ]+\d)", done.stderr)
+    assert fitting is not None
+    run(*fitting[1].split(), "--no-report", "-o", "again", script, cwd=tmp_path)
+    assert recorded(tmp_path, "again").timing_window() is not None
+
+
+def test_a_name_like_that_of_the_script_names_it(tmp_path: Path) -> None:
+    write(tmp_path, "")
+    assert "trian.py: no such file; did you mean 'train.py'? (" in run("trian.py", cwd=tmp_path).stderr
 
 
 @pytest.mark.slow

@@ -268,13 +268,17 @@ def test_the_measurement_costs_every_finding_confidence_but_its_own(rules: tuple
     assert found(weak, "MEM-01").confidence == "medium"
     assert "high" not in {finding.confidence for finding in weak.findings if finding.rule != "EFF-03"}
     memory = next(rule for rule in rules if rule.id == "MEM-01")
-    graded = [grade_confidence(memory, A100, Facts(slowed).value, measured) for measured in ("sound", "weak", "invalid")]
+    graded = [grade_confidence(memory, A100, Facts(slowed).value, measured)[0] for measured in ("sound", "weak", "invalid")]
     assert graded == ["high", "medium", "low"]
     mostly_products = [
         kernel("aten::mm", i * 1000, i * 1000 + 900, shapes=[[64, 64], [64, 64]], flops=1e6, bytes_moved=1e4, t_roof=1) for i in range(4)
     ]
     low = analysis(mostly_products, wall=4000, **(SOUND | {"meta": {"with_stack": True}}))
     assert found(judge(low, rules), "EFF-01").confidence == "medium"
+    # and each grade that is lost has its reason beside it
+    assert found(weak, "EFF-03").doubts == ()
+    assert found(weak, "MEM-01").doubts == ("the measurement is weak",)
+    assert found(judge(low, rules), "EFF-01").doubts == ("the measurement is weak",)
 
 
 def test_fixes_that_are_done_already_or_have_no_effect_are_not_suggested(rules: tuple[Rule, ...]) -> None:

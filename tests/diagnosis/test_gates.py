@@ -47,6 +47,14 @@ def test_a_limit_in_the_unit_of_its_metric(walls: list[int], limits: dict[str, f
         assert found.low <= found.value <= found.high
 
 
+@pytest.mark.parametrize("limits", [{"max": 10.9}, {"tolerance_share": 0.03}])
+def test_a_figure_beyond_its_limit_by_itself_alone_fails_a_strict_gate_only(limits: dict[str, float]) -> None:
+    after, before = run([round(1.04 * ns) for ns in NOISY]), run(NOISY)
+    assert _one(after, before, **limits).outcome == "within_noise"
+    assert not _one(after, before, **limits).fails
+    assert _one(after, before, strict=True, **limits).fails
+
+
 def test_what_is_not_known_fails_unless_it_is_not_required() -> None:
     required, free = _one(run([]), max=1.0), _one(run([]), max=1.0, required=False)
     assert (required.outcome, required.fails, free.outcome, free.fails) == ("unknown", True, "unknown", False)

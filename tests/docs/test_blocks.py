@@ -42,6 +42,7 @@ NOT_RUN = {
     "gpudiag run -o runs/ddp torchrun ": "wants eight processes; tests/capture/unmodified runs torchrun with two",
     "gpudiag report traces/ --scheduler tcp": "wants a cluster; tests/api/test_cluster.py has one on this machine",
     "gpudiag dashboard ": "serves until it is stopped; tests/dashboard and tests/browser open it",
+    "git apply ": "wants the diff of an experiment; tests/cli/test_apply.py has them",
     "gpudiag attach ": "wants a training that runs; tests/capture/test_attach.py has one",
     ".venv/bin/python samples/score.py ": "takes minutes; tests/samples runs it on less",
 }

@@ -22,7 +22,7 @@ def places(*pieces: tuple[str, str | None, str | None, int]) -> list[tuple[str, 
 @pytest.mark.parametrize("framed", ["rec.py(144): loop", "src/rec.py(144): loop"])
 def test_one_wait_seen_by_the_profiler_and_by_the_bundle_is_one_place(framed: str) -> None:
     marks = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-    assert places(("idle_data", framed, marks, 80), ("idle_data", "rec.py(144)", "the next batch was asked for", 50)) == [
+    assert places(("idle_data", framed, marks, 80), ("idle_data", "rec.py(144)", "waiting for the next batch", 50)) == [
         ("idle_data", framed, marks, 130)
     ]
 

@@ -34,14 +34,14 @@ def found() -> CheckData:
 def test_the_text_lists_failures_first_and_how_many(found: CheckData) -> None:
     text = render_gates_text(found, width=200)
     assert text.startswith("FAILED: 2 of 5 gates, on runs/x")
-    assert re.findall(r"^(FAIL|unknown|noise|ok) ", text, re.MULTILINE) == ["FAIL", "unknown", "unknown", "noise", "ok"]
+    assert re.findall(r"^(FAIL|unknown|undecided|ok) ", text, re.MULTILINE) == ["FAIL", "unknown", "unknown", "undecided", "ok"]
     assert "an unavailable figure does not pass" in text
     assert "\x1b" not in text
 
 
 def test_a_check_that_passes_says_what_it_does_not_know() -> None:
     text = render_gates_text(CheckData(path="runs/x", results=RESULTS[2:], passed=True))
-    assert text.startswith("passed: 3 gates (1 within noise, 1 not known and not required), on runs/x")
+    assert text.startswith("passed: 3 gates (1 undecided, 1 not known and not required), on runs/x")
 
 
 def test_annotations_name_file_line_and_kind(found: CheckData) -> None:
@@ -77,10 +77,18 @@ def test_the_text_before_the_annotations_cannot_hold_commands() -> None:
 
 def test_junit_has_a_case_for_each_gate(found: CheckData) -> None:
     suite = ElementTree.fromstring(checks.render_gates_junit(found)).find("testsuite")  # noqa: S314 our own
-    assert suite.attrib == {"name": "gpudiag check", "tests": "5", "failures": "1", "errors": "1", "skipped": "1"}
+    assert suite.attrib == {"name": "gpudiag check", "tests": "5", "failures": "1", "errors": "1", "skipped": "2"}
     kinds = [[child.tag for child in case] for case in suite]
-    assert kinds == [["failure"], ["error"], ["skipped"], ["system-out"], ["system-out"]]
+    assert kinds == [["failure"], ["error"], ["skipped"], ["skipped"], ["system-out"]]
     assert suite[0][0].get("message") == "100 % of x ::error::owned, a: b <script>&]]>"
+
+
+def test_an_undecided_gate_that_is_strict_is_a_failure_everywhere(found: CheckData) -> None:
+    strict = CheckData(path="runs/x", results=(msgspec.structs.replace(RESULTS[3], strict=True),), passed=False)
+    assert render_gates_text(strict).startswith("FAILED: 1 of 1 gate")
+    assert checks.render_gates_github(strict, "", "token").splitlines()[3].startswith("::error ")
+    case = ElementTree.fromstring(checks.render_gates_junit(strict))[0][0]  # noqa: S314 our own
+    assert [child.tag for child in case] == ["failure"]
 
 
 @given(st.text(st.characters()))

@@ -80,6 +80,11 @@ def test_the_time_that_a_person_knows_stands_first_where_the_recorded_steps_diff
         assert "The recorded ones, analysed here, took 75.0 ms. The GPU spends" in other
 
 
+def test_a_few_steps_without_the_profiler_do_not_stand_in_place_of_the_recorded_ones() -> None:
+    few = sample.report(history=made(median_ns=200 * MS, plain=3))
+    assert labels.format_verdict(few).startswith("A step takes 75.0 ms; the 3 without the profiler took 200 ms (median). The GPU spends")
+
+
 def test_many_slow_steps_are_no_exceptions() -> None:
     said = " ".join(whole_run.list_history(made(slow_steps=2_000)))
     assert "The pace varies widely: 2,000 of 4,900" in said

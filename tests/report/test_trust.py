@@ -11,6 +11,7 @@ from gpudiag.model.finding import Where
 from gpudiag.model.notices import NoticeCode, format_notice, make_notice
 from gpudiag.model.report import KernelRow, Mfu, MfuReference, RuleOutcome, StepSummary
 from gpudiag.report import data_quality, labels
+from gpudiag.report.first_screen import build_quality_tile
 from gpudiag.units import format_ns
 
 MS = sample.MS
@@ -209,7 +210,7 @@ def test_the_largest_line_stands_on_the_first_screen() -> None:
     own, below = Where("main", "train.py", 31, wall // 2), Where("forward", "aggr/base.py", 185, wall // 5)
     said = data_quality.format_headlines(sample.report(lines=(own, below)))[0]
     assert said == (
-        f"Largest line of the program, its backward pass included: train.py:31 (main), {format_ns(wall / 2 / count)} (50 %); "
+        f"Line with the most op time, its backward pass included: train.py:31 (main), {format_ns(wall / 2 / count)} (50 %); "
         f"largest below it: aggr/base.py:185 (forward), {format_ns(wall / 5 / count)} (20 %)."
     )
     small = msgspec.structs.replace(own, time_ns=wall // 11)
@@ -218,9 +219,12 @@ def test_the_largest_line_stands_on_the_first_screen() -> None:
 
 def test_contention_stands_on_the_first_screen() -> None:
     busy = sample.finding(
-        rule="HW-05", role="first_screen", where=(), message="The cores are contended. Other programs kept 65 % of them busy."
+        rule="HW-05", role="disturbance", where=(), message="The cores are contended. Other programs kept 65 % of them busy."
     )
     assert busy.message in data_quality.format_headlines(sample.report(findings=(sample.finding(), busy)))
+    calm, disturbed = (build_quality_tile(sample.report(findings=found)) for found in ((sample.finding(),), (sample.finding(), busy)))
+    assert disturbed.figure != calm.figure
+    assert busy.message in str(disturbed.opens)
     rare = sample.finding(
         rule="EFF-05", role="first_screen", message="Much of the run is not usual.", where=(Where("evaluate()", "train.py", 31),)
     )

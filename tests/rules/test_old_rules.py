@@ -30,11 +30,12 @@ from gpudiag.pipeline import diagnose_paths
 FROZEN = Path(__file__).with_name("old_rules.yaml.xz")
 """What the judged rules of commit a9acf2f say, each as an override of the rule of today."""
 
-CHANGED = {"INP-01", "INP-02", "OVH-01", "OVH-02", "OVH-04", "OVH-05", "DST-06", "OVH-06", "SYN-04"}
+CHANGED = {"DST-01", "INP-01", "INP-02", "OVH-01", "OVH-02", "OVH-04", "OVH-05", "DST-06", "OVH-06", "SYN-04"}
 """Rules that judge otherwise today, on purpose. Add one that you change.
 
 INP-01, INP-02: workers that other programs leave no cores are a note. OVH-01: so is dispatch outside the passes where others hold the
 processor, and it, as OVH-02, asks for reads of sizes (shape_reads_per_step) whether they wait or not. DST-06: plainer words.
+DST-01: says that one rank's trace does not tell waits.
 OVH-04, OVH-05: the line, the reason and the cure, where the bundle holds what torch.compile did.
 OVH-06, SYN-04: offer a fix more (gc-schedule, no-empty-cache).
 """
@@ -87,8 +88,12 @@ def _says_the_same(analysis: Analysis, old: dict[str, Rule]) -> None:
     assert now.fact_errors == then.fact_errors == {}
     assert [(one.id, one.status) for one in now.outcomes] == [(one.id, one.status) for one in then.outcomes]
     for new, before in zip(now.findings, then.findings, strict=True):
-        assert (new.rule, new.severity, new.message, new.evidence, new.confidence) == (
-            before.rule, before.severity, before.message, before.evidence, before.confidence)  # fmt: skip
+        assert (new.rule, new.severity, new.confidence) == (before.rule, before.severity, before.confidence)
+        assert set(new.evidence) >= set(before.evidence)
+        if new.rule in CHANGED:  # may say more
+            assert before.message in new.message
+        else:
+            assert (new.message, new.evidence) == (before.message, before.evidence)
         assert (new.folded, new.where) == (before.folded, before.where)
         assert new.fixes == before.fixes or new.rule in CHANGED
         assert (new.ceiling is None) == (before.ceiling is None)

@@ -208,6 +208,10 @@ class Driver(Hooks):
         if self.session is not None:
             self.session.pause()
 
+    def count_steps(self) -> int:
+        """Return how many steps the script has made, with those that it took to tell what a step is; 0 where it marks them itself."""
+        return 0 if self._by_hand else self.rule.optimizer_steps // len(self.rule.cycle) if self.rule.cycle else self.rule.updates
+
     def told_by(self) -> str:
         """Return how the steps are known, in a few words; '' where none were found."""
         if self._by_hand:

@@ -194,6 +194,9 @@ class Watch:
         kind = type(error) if error is not None else getattr(sys, "last_type", None)  # None where no exception ended the script
         with suppress(Exception):
             session.__exit__(kind, None, None)
+        short = None if reason or kind or self._passing else session.describe_short_loop(driver.count_steps())
+        if short is not None:
+            append_journal(self.plan, "note", short, session.rank)
         if self._passing:
             atexit.unregister(self.finish)
             if self._finalizer is not None:
