@@ -66,8 +66,10 @@ def compare_arms(
             keep(pair)
     shorter = _shorten_blocks(design, error)
     if shorter is not None:
-        tell(f"the script is short: blocks of {shorter.block_steps} steps")
-        return compare_arms(*given, shorter, progress=progress, on_pair=on_pair, done=pairs)
+        said = f"the script is short for so fast a change: a pair measures {shorter.blocks} blocks of {shorter.block_steps} steps"
+        tell(said)
+        found = compare_arms(*given, shorter, progress=progress, on_pair=on_pair, done=pairs)
+        return msgspec.structs.replace(found, notes=(*found.notes, said))
     notes = run.finish_notes(pairs)
     if isinstance(error, BudgetError) and pairs:  # time that was over is no failure where there are pairs
         notes, error = (*notes, f"the time was over after {len(pairs)} pair{'s' * (len(pairs) > 1)}"), None

@@ -282,7 +282,7 @@ def format_verdict(report: ReportData) -> str:
     listed = said[0] if len(said) == 1 else f"{', '.join(said[:-1])} and {said[-1]}"
     outside = next((notice.params["share"] for notice in report.trust.notices if notice.code == NoticeCode.DEVICE_TIME_OUTSIDE), None)
     more = (
-        f" {format_share(outside)} of the {name_device(report)}'s time lies outside the analysed steps."
+        f" {format_share(outside)} of the {name_device(report)}'s time lies outside the analysed steps, as in warm-up or evaluation."
         if isinstance(outside, float)
         else ""
     )

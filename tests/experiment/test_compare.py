@@ -89,6 +89,7 @@ def test_an_arm_that_is_too_fast_for_its_script_has_blocks_of_fewer_steps(monkey
     usual, shorter = plan.designs
     assert usual.block_s > 0 == shorter.block_s
     assert shorter.block_steps >= usual.block_steps
+    assert f"a pair measures {shorter.blocks} blocks of {shorter.block_steps} steps" in found.notes[-1]
     assert shorter.blocks * (shorter.block_steps + shorter.dropped_steps) <= 249 - 2 * 10
     again = compare(monkeypatch, Planned([ended, EndedError("B", Over(60), ended.warmed, Design(), "")]))
     assert (again.verdict, again.reason) == ("failed", "ended"), "once"
