@@ -117,7 +117,7 @@ CONVOLUTIONS = (
     (
         "        self.table = nn.Embedding(WORDS, WIDTH)\n",
         "        self.table = nn.Embedding(WORDS, WIDTH)\n"
-        "        self.images = nn.ModuleList(nn.Conv2d(64, 64, 3, padding=1, groups=64) for _ in range(4))\n",
+        "        self.images = nn.ModuleList(nn.Conv2d(64, 64, 5, padding=2, groups=64) for _ in range(4))\n",
     ),
     (
         "        return self.head(x)",

@@ -59,6 +59,15 @@ def _find_softly_misaligned(window: Window) -> pl.DataFrame:
     return products.filter(soft & prefers)
 
 
+def misaligned_classes(window: Window) -> int:
+    """Classes of the loss that are a dimension of such a product (a vocabulary of 50257), the most there are; 0 where none is."""
+    products = pl.concat([find_misaligned_products(window), _find_softly_misaligned(window)])
+    sizes = set(products.select(pl.concat_list(*_DIMENSIONS).explode()).to_series().to_list())
+    losses = window.work(shapes=True).filter(op_name="aten::_log_softmax")["signature"].unique().drop_nulls()
+    logits = [window.signature(row).tensor(0) for row in losses]
+    return max((x.shape[-1] for x in logits if x is not None and x.shape and x.shape[-1] in sizes), default=0)
+
+
 def alignment_saving_ns(window: Window) -> float:
     """Time that misaligned products would save at 75 % of the roofline of their padded sizes.
 
@@ -202,6 +211,7 @@ FACTS = (
     kernel_share("softly_misaligned_product_share", "Time in products with a dimension that is no multiple of 128 bytes (A100 and later) "
          "and efficiency below 0.6", _find_softly_misaligned),
     fact_of(alignment_saving_ns, "ns"),
+    fact_of(misaligned_classes, "count"),
     kernel_share("skinny_product_share", "Time in memory-bound products with fewer than 128 rows", find_skinny_products),
     fact("skinny_product_rows", "count", "Rows of the skinny product that takes most time.",
          lambda window: find_costliest_rows(find_skinny_products(window))),
