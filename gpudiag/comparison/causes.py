@@ -31,7 +31,7 @@ from gpudiag.comparison.ops import (
 )
 from gpudiag.comparison.settings import find_consistent, list_seen_changes, list_setting_changes
 from gpudiag.model.comparison import Cause, CausePart, Explanation, Measured, SettingChange
-from gpudiag.model.event_labels import describe_idle_event
+from gpudiag.model.event_labels import describe_idle_event, parse_site
 from gpudiag.model.report import IdleRow
 from gpudiag.model.timeline import BUCKETS, IDLE_BUCKETS
 
@@ -101,7 +101,7 @@ def explain_difference(a: Measured, b: Measured, pairs: Sequence[OpPair], differ
     return Explanation(
         difference_ns=difference_ns,
         profiled_ns=steps[1] - steps[0],
-        causes=tuple(sorted((_add_places(cause, a, b) for cause in causes), key=lambda cause: _rank(cause, difference_ns))),
+        causes=tuple(_add_places(cause, a, b) for cause in _rank_causes(causes, difference_ns)),
         settings=settings,
         work_ratio=_estimate_work_ratio(pairs),
         settings_known=a.report.recorded is not None and b.report.recorded is not None,
@@ -114,6 +114,8 @@ def _build_causes(pieces: Sequence[_Piece], difference_ns: float, step_ns: float
     groups: defaultdict[tuple[str, str | None], list[_Piece]] = defaultdict(list)
     for piece in pieces:
         groups[piece.kind, piece.phase if piece.kind in _BY_PHASE else None].append(piece)
+    for kind in ("new", "gone"):
+        _join_phases_of_a_line(kind, groups)
     noise = [key for key, group in groups.items() if key[0] == "small" or _is_noise(_join("", group), LEAST_SHARE * step_ns)]
     small = [piece for key in noise for piece in groups.pop(key)]
     causes = [_build_cause(kind, phase, group, difference_ns, settings) for (kind, phase), group in groups.items()]
@@ -124,9 +126,44 @@ def _build_causes(pieces: Sequence[_Piece], difference_ns: float, step_ns: float
     return causes
 
 
-def _rank(cause: Cause, difference_ns: float) -> tuple[int, float, str]:
-    place = _LAST.index(cause.kind) + 2 if cause.kind in _LAST else int(cause.delta_ns * difference_ns < 0)
-    return place, -abs(cause.delta_ns), cause.kind
+def _join_phases_of_a_line(kind: str, groups: dict[tuple[str, str | None], list[_Piece]]) -> None:
+    """Put ops of several phases together of which most stand on one line: between the passes a phase is told by gradients alone."""
+    of_line: defaultdict[tuple[str, int], list[str | None]] = defaultdict(list)
+    for (found, phase), group in groups.items():
+        if found == kind and (line := _find_line(group)) is not None:
+            of_line[line].append(phase)
+    for phases in of_line.values():
+        if len(phases) > 1:
+            joined = [piece for phase in phases for piece in groups.pop((kind, phase))]
+            groups[kind, None] = [*groups.get((kind, None), []), *joined]
+
+
+def _find_line(group: Sequence[_Piece]) -> tuple[str, int] | None:
+    """Return the line of the program that at least half of the change of these ops stands on; None: no such line."""
+    sums: defaultdict[tuple[str, int], float] = defaultdict(float)
+    for piece in group:
+        if piece.part is not None and piece.part.file is not None and piece.part.line is not None:
+            sums[piece.part.file, piece.part.line] += piece.delta_ns
+    line = max(sums, key=lambda key: abs(sums[key]), default=None)
+    return line if line is not None and 2 * abs(sums[line]) >= abs(sum(piece.delta_ns for piece in group)) else None
+
+
+def _rank_causes(causes: Sequence[Cause], difference_ns: float) -> list[Cause]:
+    """Return the causes, the largest first; those that are consistent with one setting stand together, by their sum."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for cause in causes:
+        if cause.delta_ns * difference_ns > 0 and cause.settings:
+            sums[cause.settings[0]] += abs(cause.delta_ns)
+
+    def rank(cause: Cause) -> tuple[int, float, str, float, str]:
+        own, setting = abs(cause.delta_ns), cause.settings[0] if cause.settings else ""
+        if cause.kind in _LAST:
+            return _LAST.index(cause.kind) + 2, 0.0, "", -own, cause.kind
+        if cause.delta_ns * difference_ns < 0:
+            return 1, 0.0, "", -own, cause.kind
+        return 0, -max(own, sums[setting] if setting else own), setting, -own, cause.kind
+
+    return sorted(causes, key=rank)
 
 
 def _is_noise(piece: _Piece, least_ns: float) -> bool:
@@ -211,6 +248,8 @@ def _collect_kernels(side: Measured) -> dict[str, dict[str, float]]:
 def _describe_op(pair: OpPair, times: _Piece, kernels: tuple[str | None, str | None]) -> CausePart:
     keys = [key for op in pair[:2] if op is not None for key in op.keys]
     signatures = [find_common_word(key.signature for key in op.keys) if op else None for op in pair[:2]]
+    shown = pair.b or pair.a
+    site = parse_site(shown.where) if shown else None
     return CausePart(
         name=keys[0].name,
         phase=find_common_word(key.phase for key in keys),
@@ -224,6 +263,8 @@ def _describe_op(pair: OpPair, times: _Piece, kernels: tuple[str | None, str | N
         b_flops=pair.b.flops if pair.b else None,
         kernel_a=kernels[0],
         kernel_b=kernels[1],
+        file=site.file if site else None,
+        line=site.line if site else None,
     )
 
 

@@ -53,6 +53,8 @@ class AlignedOp(msgspec.Struct, frozen=True):
     """Element types of its first tensors."""
     matrix: bool = False
     """Whether it does matrix work."""
+    where: str | None = None
+    """'file.py(line): function' of the call site that costs most."""
     hidden: bool = False
     """Whether it is a message or copy, which counts where no work hides it."""
 
@@ -95,6 +97,7 @@ def collect_ops(side: Measured) -> dict[OpKey, AlignedOp]:
             sum(row.recompute_ns for row in same) / steps,
             frozenset(row.dtype for row in same if row.dtype),
             any(row.engine for row in same),
+            max(same, key=lambda row: row.kernel_ns).where,
             all(row.bound in HIDDEN_BELOW_WORK for row in same),
         )
         for key, same in rows.items()
@@ -116,6 +119,7 @@ def join_ops(ops: Sequence[AlignedOp]) -> AlignedOp:
         sum(op.recompute_ns for op in ops),
         frozenset().union(*(op.types for op in ops)),
         any(op.matrix for op in ops),
+        max(ops, key=lambda op: op.ns).where,
         all(op.hidden for op in ops),
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 
 # Parts of C++ names that every kernel of PyTorch has: they push what differs out of sight.
@@ -11,6 +13,28 @@ _COMMON = re.compile(r"^void |at::native::|\(anonymous namespace\)::|at::cuda::|
 # torch.utils.data names its iterators so (dataloader.py, __next__ under record_function)
 _LOADER = re.compile(r"^enumerate\(DataLoader\)#_(Single|Multi)Process\w{0,80}\.__next__$")
 _WORKERS = {"Single": "next batch, made by a DataLoader without workers", "Multi": "next batch, from the workers of a DataLoader"}
+
+_SITE = re.compile(r"^(.*)\((\d+|\?)\): (.*)$", re.DOTALL)
+
+
+class CallSite(msgspec.Struct, frozen=True):
+    """A place in code: the end of its path, the function, and the line of the call in it, else of the function; None: not known."""
+
+    file: str
+    line: int | None
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}{'' if self.line is None else f':{self.line}'} {self.function}".rstrip()
+
+
+def parse_site(where: str | None) -> CallSite | None:
+    """Return 'path/to/file.py(12): function' as a site with the last two parts of its path; None where it is not of that form."""
+    found = _SITE.match(where or "")
+    if found is None:
+        return None
+    path, line, function = found.groups()
+    return CallSite("/".join(re.split(r"[\\/]", path)[-2:]), None if line == "?" else int(line[:9]), function)
 
 
 def format_kernel_name(name: str) -> str:

@@ -9,7 +9,7 @@ from gpudiag.model.comparison import Cause, CausePart, Explanation, SettingChang
 from gpudiag.model.event_labels import format_kernel_name
 from gpudiag.report.blocks import Block, Cell, Column, Paragraph, Row, Section, Table, Tone, Topics, build_row, say_all
 from gpudiag.report.console import shorten_middle
-from gpudiag.report.labels import format_bucket_name
+from gpudiag.report.labels import format_bucket_name, pluralize
 from gpudiag.units import format_count, format_ns, format_share
 
 _KINDS = {
@@ -58,6 +58,9 @@ def name_cause(cause: Cause, found: StepComparison) -> str:
         device = (kinds.pop() or "device").upper() if len(kinds) == 1 else "device"
         words = format_bucket_name(cause.kind, work="ops" if device == "CPU" else "kernels", device=device).removeprefix("idle: ")
         words = f"{words} while the device is idle" if cause.kind.startswith("idle_") else words
+    lines = {(part.file, part.line) for part in cause.parts}
+    if cause.kind == "new" and len(lines) == 1 and (line := lines.pop())[1] is not None:
+        return f"{words}, at {line[0]}:{line[1]}"
     return f"{words} ({cause.phase})" if cause.phase else words
 
 
@@ -78,13 +81,16 @@ def format_main_cause(found: StepComparison) -> str:
         return "the profiled steps do not show most of it"
     if main is None:
         return "no single part of the step changed by more than its noise"
-    amount, less = format_ns(abs(main.delta_ns)), why.difference_ns < 0
+    same = [one for one in why.causes if one.settings[:1] == main.settings[:1] != () and one.delta_ns * main.delta_ns > 0]
+    moved, less = sum(abs(one.delta_ns) for one in same or [main]), why.difference_ns < 0
+    amount = format_ns(moved)
+    named = name_cause(main, found) + (f" and {len(same) - 1} more {pluralize(len(same) - 1, 'part')} below" if len(same) > 1 else "")
     whole = "it" if rest < _ANOTHER else f"the {format_ns(abs(why.profiled_ns))} by which the profiled steps differ"
-    if abs(main.delta_ns) <= _NEARLY_ALL * abs(why.difference_ns if rest < _ANOTHER else why.profiled_ns):
-        said = f"{amount} of {whole} is {name_cause(main, found)}"
+    if moved <= _NEARLY_ALL * abs(why.difference_ns if rest < _ANOTHER else why.profiled_ns):
+        said = f"{amount} of {whole} is {named}"
     else:
         word, back = ("less", "take") if less else ("more", "give")
-        said = f"{amount} {word} by {name_cause(main, found)}, some of which other parts {back} back"
+        said = f"{amount} {word} by {named}, some of which other parts {back} back"
     if main.kind == "unknown_work" and why.work_ratio is not None and abs(why.work_ratio - 1) > _EQUAL:
         said += f"; ops beside them have {_format_ratio(why.work_ratio)} x the work"
     settings = [setting for name in main.settings[:1] for setting in why.settings if setting.name == name]

@@ -10,7 +10,7 @@ import msgspec
 
 from gpudiag.diagnosis.gains import find_measured_gain
 from gpudiag.fixes import FIX_BY_ID
-from gpudiag.model.event_labels import format_kernel_name
+from gpudiag.model.event_labels import format_kernel_name, parse_site
 from gpudiag.model.finding import NO_GAIN, Evidence, Finding, Where
 from gpudiag.model.notices import NSYS_COMMAND, TO_RECORD, UNSEEN, NoticeCode, format_notice
 from gpudiag.model.ops import OVER_ROOF_ABOVE
@@ -24,28 +24,7 @@ COMMUNICATION_RECORD = "record_param_comms"
 
 # 'ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)', 'ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(...)' (NCCL and RCCL since 2.0)
 _NCCL = re.compile(r"^nccl(?:Dev)?Kernel_([A-Za-z]+)")
-_SITE = re.compile(r"^(.*)\((\d+|\?)\): (.*)$", re.DOTALL)
 _FEW = 2
-
-
-class CallSite(msgspec.Struct, frozen=True):
-    """A place in code: the end of its path, the function, and the line of the call in it, else of the function; None: not known."""
-
-    file: str
-    line: int | None
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}{'' if self.line is None else f':{self.line}'} {self.function}".rstrip()
-
-
-def parse_site(where: str | None) -> CallSite | None:
-    """Return 'path/to/file.py(12): function' as a site with the last two parts of its path; None where it is not of that form."""
-    found = _SITE.match(where or "")
-    if found is None:
-        return None
-    path, line, function = found.groups()
-    return CallSite("/".join(re.split(r"[\\/]", path)[-2:]), None if line == "?" else int(line[:9]), function)
 
 
 def format_site(where: str | None) -> str:

@@ -119,6 +119,35 @@ def test_the_optimizer_s_implementation_explains_its_ops_alone() -> None:
     assert told["slower"] == ()
 
 
+def test_parts_that_one_setting_explains_come_first_by_their_sum() -> None:
+    fused, loop, more = (OpKey(name, "optimizer") for name in ("aten::_fused_adamw_", "aten::addcdiv_", "aten::add_"))
+
+    def side(way: Any, ops: dict[OpKey, list[int]], calls: int, walls: list[int]) -> Measured:
+        told = recorded(Settings(threads=2, optimizers=(OptimizerSettings("AdamW", 1_000, 10, implementation=way),)))
+        same = {OpKey("aten::conv2d", "forward"): _times(4)}
+        return run(walls, {**ops, **same}, recorded=told, work={MM: {"flops": 6e9}, more: {"count": calls}})
+
+    a = side("fused", {MM: _times(2), fused: _times(1), more: _times(0.5)}, 6, WALLS)
+    b = side("for-loop", {MM: _times(4), loop: _times(2.8), more: _times(2)}, 12, _longer(5.3))
+    found = _explain(a, b)
+    assert [cause.kind for cause in found.causes[:3]] == ["replaced", "more_calls", "slower"], "1.8 and 1.5 ms together, then 2.0 ms"
+    headline = format_comparison_headline(compare_runs(a, b))
+    assert "3.30 ms of it is other ops in place of those of A (optimizer) and 1 more part below; optimizers went from" in headline
+
+
+def test_new_ops_of_one_line_are_one_cause_whose_line_is_named() -> None:
+    """`losses.append(output[i].item())` after the step: the read is of no pass, the row that it takes has a gradient."""
+    select, item, elsewhere = OpKey("aten::select", "forward"), OpKey("aten::item", "other"), OpKey("aten::fill_", "optimizer")
+    line = {"where": "project/train.py(31): log"}
+    b = run(_longer(4), {MM: _times(4), select: _times(2), item: _times(1.5), elsewhere: _times(0.5)}, work={select: line, item: line})
+    a = run(WALLS, {MM: _times(4)})
+    first, second = _explain(a, b).causes[:2]
+    assert (first.kind, first.phase, {part.line for part in first.parts}) == ("new", None, {31})
+    assert first.delta_ns == pytest.approx(3.5 * MS)
+    assert (second.kind, second.phase) == ("new", "optimizer")
+    assert "3.50 ms of it is ops that A does not have, at project/train.py:31" in format_comparison_headline(compare_runs(a, b))
+
+
 def test_what_no_setting_reaches_is_joined_with_none_of_them() -> None:
     a = run(WALLS, {MM: _times(4)}, recorded=recorded(Settings(threads=2, allocator={"expandable_segments": "True"})))
     b = run(_longer(4), {MM: _times(8)}, recorded=recorded(Settings(threads=2)))
