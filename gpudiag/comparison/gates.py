@@ -12,7 +12,7 @@ import numpy as np
 
 from gpudiag.comparison import batch_means
 from gpudiag.comparison.batch_means import Estimate, Statistic
-from gpudiag.comparison.regressions import judge_finding_gate
+from gpudiag.comparison.regressions import describe_disturbance, judge_finding_gate
 from gpudiag.comparison.steps import choose_steps_kind, estimate_step, estimate_throughput, list_walls
 from gpudiag.diagnosis.config import find_line, parse_toml
 from gpudiag.errors import InputError, suggest_nearest
@@ -46,13 +46,14 @@ def parse_gates(path: str, text: str, rules: Collection[str]) -> Gates:
     gates = tuple(_read_gate(file, name, table) for name, table in values.items() if name != FINDINGS_TABLE)
     findings = None
     if FINDINGS_TABLE in values:
-        table = _read_table(file, FINDINGS_TABLE, values[FINDINGS_TABLE], ("fail_at", "new_at", "forbid", "allow", "required"))
+        table = _read_table(file, FINDINGS_TABLE, values[FINDINGS_TABLE], ("fail_at", "new_at", "forbid", "allow", "required", "strict"))
         findings = FindingGate(
             fail_at=_read_severity(file, table, "fail_at"),
             new_at=_read_severity(file, table, "new_at"),
             forbid=_read_rules(file, table, "forbid"),
             allow=_read_rules(file, table, "allow"),
             required=_read_flag(file, FINDINGS_TABLE, table),
+            strict=_read_flag(file, FINDINGS_TABLE, table, "strict", default=False),
             line=find_line(file.text, FINDINGS_TABLE),
         )
         if findings.fail_at is None and findings.new_at is None and not findings.forbid:
@@ -237,7 +238,9 @@ def judge_gates(gates: Gates, run: Measured, baseline: Measured | None = None) -
         if gate.tolerance_share is not None:
             results.append(_judge_tolerance(gate, gate.tolerance_share, run, baseline))
     if gates.findings is not None:
-        results += judge_finding_gate(gates.findings, run.report, baseline.report if baseline else None)
+        results += judge_finding_gate(
+            gates.findings, run.report, baseline.report if baseline else None, describe_disturbance(run, baseline)
+        )
     return tuple(results)
 
 
@@ -249,7 +252,8 @@ def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResu
     value, span = found.estimate.value, batch_means.estimate_interval(found.estimate)
     if span is not None:  # no figure is below 0, no share above 1
         span = max(span[0], 0.0), min(span[1], 1.0) if unit == "share" else span[1]
-    outcome, certainty = _decide_outcome(value, span, limit, upper=side == "max")
+    disturbed = describe_disturbance(run) if METRICS[gate.metric].unit != "GB" else ""
+    outcome, certainty = _decide_outcome(value, span, limit, upper=side == "max", disturbed=disturbed)
     allowed = f"{'at most' if side == 'max' else 'at least'} {format_amount(limit, unit)} allowed"
     return GateResult(
         name=name,
@@ -266,10 +270,14 @@ def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResu
     )
 
 
-def _decide_outcome(value: float, span: tuple[float, float] | None, limit: float, *, upper: bool) -> tuple[GateOutcome, str]:
+def _decide_outcome(
+    value: float, span: tuple[float, float] | None, limit: float, *, upper: bool, disturbed: str
+) -> tuple[GateOutcome, str]:
     beyond = operator.gt if upper else operator.lt
     if not beyond(value, limit):
         return "passed", ""
+    if disturbed:
+        return "within_noise", f": beyond it, but undecided: {disturbed}"
     if span is None:
         return "failed", ": its variance is not known, judged by itself"
     if beyond(span[0] if upper else span[1], limit):
@@ -301,7 +309,8 @@ def _judge_tolerance(gate: Gate, tolerance: float, run: Measured, baseline: Meas
     old, new, upper = before.estimate, found.estimate, metric.worse == "higher"
     ratio, limit = new.value / old.value, 1 + tolerance if upper else 1 - tolerance
     span = batch_means.estimate_ratio(old, new)
-    outcome, certainty = _decide_outcome(ratio, span, limit, upper=upper)
+    disturbed = describe_disturbance(run, baseline) if METRICS[gate.metric].unit != "GB" else ""
+    outcome, certainty = _decide_outcome(ratio, span, limit, upper=upper, disturbed=disturbed)
     change = format_ratio_change(ratio)
     if span is not None:
         change += f", interval {(span[0] - 1) * 100:+.1f} to {format_ratio_change(span[1])}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from gpudiag.model.comparison import FindingChange, FindingGate, GateOutcome, GateResult, PartChange, StepComparison
+from gpudiag.model.comparison import FindingChange, FindingGate, GateOutcome, GateResult, Measured, PartChange, StepComparison
 from gpudiag.model.finding import SEVERITIES
 from gpudiag.model.notices import WITHOUT_GAIN
 from gpudiag.model.report import ReportData
@@ -58,15 +58,30 @@ def compare_parts(a: ReportData, b: ReportData) -> tuple[PartChange, ...]:
     return tuple(part for part in made if part.a_ns or part.b_ns)
 
 
+DISTURBING = 0.3
+"""Share of the cores that other programs keep busy from which times of one recording are no measure for another (rule HW-05)."""
+
+
+def describe_disturbance(run: Measured, baseline: Measured | None = None) -> str:
+    """Return which of the recordings other programs disturbed, '' where none is known to be; ranks cannot be told from other programs."""
+    told = []
+    for name, side in (("run", run), ("baseline", baseline)):
+        found = side.report.telemetry if side is not None and not side.report.ranks else None
+        if found is not None and (found.others_cpu_share or 0.0) >= DISTURBING:
+            told.append(f"{format_share(found.others_cpu_share)} of the cores in the {name}")
+    return f"other programs took {' and '.join(told)}, record both on a quiet machine" if told else ""
+
+
 SLOWER_GATE = "fail-if-slower"
 
 
-def judge_slower_gate(found: StepComparison, share: float) -> GateResult:
+def judge_slower_gate(found: StepComparison, share: float, disturbed: str = "") -> GateResult:
     """Return whether the median step of B is slower than that of A by more than `share`.
 
     It fails where the whole interval of the ratio lies beyond the limit: slower by more than that, and the variance within the runs does
     not explain it. Where the interval holds the limit the result is `within_noise`, which does not fail: record more steps to decide.
-    Without an interval the ratio itself decides. A ratio that is not known fails: nothing was shown.
+    Without an interval the ratio itself decides. A ratio that is not known fails: nothing was shown. `disturbed`: why the two recordings
+    are no measure for each other (describe_disturbance), which makes a failure undecided.
     """
     ratio, limit = found.ratio, 1 + share
     if ratio is None:
@@ -74,7 +89,7 @@ def judge_slower_gate(found: StepComparison, share: float) -> GateResult:
             name=SLOWER_GATE, outcome="unknown", message="the step of one run is not known: no complete step was recorded", unit="ratio"
         )
     beyond = ratio.value > limit
-    certain = ratio.low is None or ratio.low > limit
+    certain = not disturbed and (ratio.low is None or ratio.low > limit)
     allowed, change = format_share(share, 1), describe_ratio_change(ratio.value)
     if ratio.low is None or ratio.high is None:
         decided = f"beyond the {allowed} allowed" if beyond else f"within the {allowed} allowed"
@@ -84,7 +99,9 @@ def judge_slower_gate(found: StepComparison, share: float) -> GateResult:
         if not beyond:
             message += f", within the {allowed} allowed"
         elif certain:
-            message += f": the whole interval is beyond the {allowed} allowed, so the variance within the runs does not explain it"
+            message += f": the whole interval is beyond the {allowed} allowed, more than the steps of one run vary"
+        elif disturbed and ratio.low > limit:
+            message += f": beyond the {allowed} allowed, but undecided: {disturbed}"
         else:
             message += f": beyond the {allowed} allowed, but its interval is not: undecided, more steps narrow it"
     return GateResult(
@@ -99,8 +116,8 @@ def judge_slower_gate(found: StepComparison, share: float) -> GateResult:
     )
 
 
-def judge_finding_gate(gate: FindingGate, report: ReportData, baseline: ReportData | None) -> Iterator[GateResult]:
-    """Yield what was found of each kind of limit on findings."""
+def judge_finding_gate(gate: FindingGate, report: ReportData, baseline: ReportData | None, disturbed: str = "") -> Iterator[GateResult]:
+    """Yield what was found of each kind of limit on findings; `disturbed`: why new ones may be those of other programs."""
     counted = [finding for finding in report.findings if finding.rule not in gate.allow]
     before = None if baseline is None else list_fired_rules(baseline)
     for key, least, known in (("fail_at", gate.fail_at, set[str]()), ("new_at", gate.new_at, before)):
@@ -113,7 +130,9 @@ def judge_finding_gate(gate: FindingGate, report: ReportData, baseline: ReportDa
         found = [finding for finding in counted if finding.severity in at_least and finding.rule not in known]
         said = "; ".join(f"{finding.rule} ({finding.severity}): {finding.message or finding.title}" for finding in found)
         none = f"no {'new ' if key == 'new_at' else ''}findings of severity {least} or above"
-        yield _build_finding_result(gate, f"findings {key}", "failed" if found else "passed", said or none, float(len(found)))
+        judged: GateOutcome = "passed" if not found else "within_noise" if disturbed and key == "new_at" else "failed"
+        more = f" Undecided: {disturbed}" if judged == "within_noise" else ""
+        yield _build_finding_result(gate, f"findings {key}", judged, (said or none) + more, float(len(found)))
     outcomes, fired = {outcome.id: outcome for outcome in report.rules}, list_fired_rules(report)
     for rule in gate.forbid:
         name, outcome = f"findings forbid {rule}", outcomes.get(rule)
@@ -131,5 +150,13 @@ def judge_finding_gate(gate: FindingGate, report: ReportData, baseline: ReportDa
 
 def _build_finding_result(gate: FindingGate, name: str, outcome: GateOutcome, message: str, count: float | None) -> GateResult:
     return GateResult(
-        name=name, outcome=outcome, message=message, unit="findings", value=count, limit=0.0, required=gate.required, line=gate.line
+        name=name,
+        outcome=outcome,
+        message=message,
+        unit="findings",
+        value=count,
+        limit=0.0,
+        required=gate.required,
+        strict=gate.strict,
+        line=gate.line,
     )

@@ -70,6 +70,8 @@ class FindingGate(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of rules that never fail."""
     required: bool = True
     """Whether a forbidden rule that could not be judged fails."""
+    strict: bool = False
+    """Whether findings fail also where other programs disturbed a recording."""
     line: int | None = None
 
 

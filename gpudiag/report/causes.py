@@ -126,7 +126,8 @@ def build_causes_section(found: StepComparison) -> Section | None:
     if why is None or not why.causes or found.same_recording:
         return None
     certain = found.verdict in ("faster", "slower")
-    title = f"Why B is {'slower' if why.difference_ns > 0 else 'faster'}" if certain else "What differs"
+    shown = certain and why.profiled_ns * why.difference_ns > 0  # else the parts, of profiled steps, are no reasons for it
+    title = f"Why B is {'slower' if why.difference_ns > 0 else 'faster'}" if shown else "What differs"
     if not certain and all(cause.kind in _LAST for cause in why.causes):
         return Section(title, (Paragraph("No part of the step changed by more than it varies from step to step.", "quiet"),), "causes")
     rows, told, common = [], [], _find_common_settings(why)

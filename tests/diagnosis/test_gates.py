@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from compared import finding, run
 
 from gpudiag.comparison.gates import DEFAULT_GATES, judge_gates, measure_figure
-from gpudiag.comparison.steps import choose_steps_kind
+from gpudiag.comparison.regressions import describe_disturbance, judge_slower_gate
+from gpudiag.comparison.steps import choose_steps_kind, compare_runs
 from gpudiag.model.comparison import METRICS, FindingGate, Gate, GateResult, Gates, Measured
 from gpudiag.model.finding import Missing, RuleOutcome
-from gpudiag.model.hardware import Energy
+from gpudiag.model.hardware import ColumnRange, Energy, Telemetry
 from gpudiag.model.memory import MemoryReport
 from gpudiag.model.notices import NoticeCode, make_notice
 from gpudiag.model.report import Mfu
@@ -45,6 +47,24 @@ def test_a_limit_in_the_unit_of_its_metric(walls: list[int], limits: dict[str, f
     assert found.fails == (outcome in ("failed", "unknown"))
     if walls:
         assert found.low <= found.value <= found.high
+
+
+def _beside(load: float, side: Measured) -> Measured:
+    """Return a run beside which other programs kept a part of eight cores busy."""
+    values = {"system_cpu_util_pct": 100 * load + 12.5, "cpu_util_pct": 100.0}
+    columns = {name: ColumnRange(value, value, value, 100, "%") for name, value in values.items()}
+    telemetry = Telemetry(source="psutil", interval_ns=MS, samples=100, over="all steps", columns=columns, limits={"cpus": 8.0})
+    return msgspec.structs.replace(side, report=msgspec.structs.replace(side.report, telemetry=telemetry))
+
+
+@pytest.mark.parametrize(("before", "after", "outcome"), [(0.1, 0.1, "failed"), (0.1, 0.45, "within_noise"), (0.45, 0.1, "within_noise")])
+def test_a_recording_that_other_programs_disturbed_decides_no_gate(before: float, after: float, outcome: str) -> None:
+    baseline, slower = _beside(before, run(STEADY)), _beside(after, run([2 * ns for ns in STEADY], findings=[finding("INP-01")]))
+    gates = Gates(gates=(Gate(metric="step_median_ms", tolerance_share=0.05),), findings=FindingGate(new_at="info"))
+    found = judge_gates(gates, slower, baseline)
+    assert [one.outcome for one in found] == [outcome] * 2
+    assert any("45 % of the cores in the" in one.message for one in found) == (outcome != "failed")
+    assert judge_slower_gate(compare_runs(baseline, slower), 0.05, describe_disturbance(slower, baseline)).outcome == outcome
 
 
 @pytest.mark.parametrize("limits", [{"max": 10.9}, {"tolerance_share": 0.03}])

@@ -48,8 +48,10 @@ def _read_share(setting: Setting) -> float:
 
 
 def _apply_roof(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
+    if context.device is None or not (context.device.bandwidth_byte_per_s or context.device.peaks):
+        return None  # what does no work, such as views, has a roofline of 0 on any device
     reached = context.estimate_attainable_ns(_read_share(setting))
-    if context.device is None or not context.device.host_copy_byte_per_s:  # the machine's link was not measured: copies have no roof
+    if not context.device.host_copy_byte_per_s:  # the machine's link was not measured: copies have no roof
         reached = np.where(np.isin(np.arange(reached.size), graph.kernel[find_nodes(graph, "copy")]), np.nan, reached)
     now = sum_kernel_times(graph, times, context.busy_ns)
     slower = (now > 0) & (now / times.samples > reached)  # False where the roof is not known
