@@ -352,7 +352,7 @@ def test_a_device_without_peaks_has_no_roofline_although_a_view_has_no_work() ->
     views = msgspec.structs.replace(tables, kernels=tables.kernels.with_columns(t_roof_ns=pl.lit(0.0)))
     unknown = msgspec.structs.replace(TENTH_OF_A_GB, bandwidth_byte_per_s=None, peaks={})
     of = Study((small.launch_bound(),), {0: "ProfilerStep#1"}, WhatIfContext(views, on_cpu=False, device=unknown))
-    assert all(found.setting != "roof=0.8" for found in of.standard())
+    assert all(found.name != "roof=0.8" for found in of.standard())
     with pytest.raises(InputError, match="no kernel has a known roofline"):
         of.what_if(parse_settings(["roof=0.8"]))
 
