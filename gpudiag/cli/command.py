@@ -96,7 +96,9 @@ def _say_in_one_line(ctx: Any) -> Iterator[None]:
         )
         text = text.partition(", unable to parse")[0].rstrip(".")
         text = text if text[:2].isupper() else text[:1].lower() + text[1:]  # PID stays as it is
-        raise UsageError(text, f"{ctx.command_path} --help") from None
+        of_script = type(error).__name__ == "NoSuchOption" and not ctx.allow_interspersed_args
+        hint = f"options of the script stand behind its name; {ctx.command_path} --help" if of_script else f"{ctx.command_path} --help"
+        raise UsageError(text, hint) from None
 
 
 _RECORDING_SUFFIXES = (".json", ".json.gz", ".json.zst", ".gz", ".zst", ".sqlite", ".nsys-rep", ".qdrep")

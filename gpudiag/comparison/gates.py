@@ -12,7 +12,7 @@ import numpy as np
 
 from gpudiag.comparison import batch_means
 from gpudiag.comparison.batch_means import Estimate, Statistic
-from gpudiag.comparison.regressions import describe_disturbance, judge_finding_gate
+from gpudiag.comparison.regressions import UNDISTURBED, Disturbance, judge_finding_gate, measure_disturbance
 from gpudiag.comparison.steps import choose_steps_kind, estimate_step, estimate_throughput, list_walls
 from gpudiag.diagnosis.config import find_line, parse_toml
 from gpudiag.errors import InputError, suggest_nearest
@@ -239,7 +239,7 @@ def judge_gates(gates: Gates, run: Measured, baseline: Measured | None = None) -
             results.append(_judge_tolerance(gate, gate.tolerance_share, run, baseline))
     if gates.findings is not None:
         results += judge_finding_gate(
-            gates.findings, run.report, baseline.report if baseline else None, describe_disturbance(run, baseline)
+            gates.findings, run.report, baseline.report if baseline else None, measure_disturbance(run, baseline).words
         )
     return tuple(results)
 
@@ -252,7 +252,7 @@ def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResu
     value, span = found.estimate.value, batch_means.estimate_interval(found.estimate)
     if span is not None:  # no figure is below 0, no share above 1
         span = max(span[0], 0.0), min(span[1], 1.0) if unit == "share" else span[1]
-    disturbed = describe_disturbance(run) if METRICS[gate.metric].unit != "GB" else ""
+    disturbed = measure_disturbance(run) if METRICS[gate.metric].unit != "GB" else UNDISTURBED
     outcome, certainty = _decide_outcome(value, span, limit, upper=side == "max", disturbed=disturbed)
     allowed = f"{'at most' if side == 'max' else 'at least'} {format_amount(limit, unit)} allowed"
     return GateResult(
@@ -271,17 +271,16 @@ def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResu
 
 
 def _decide_outcome(
-    value: float, span: tuple[float, float] | None, limit: float, *, upper: bool, disturbed: str
+    value: float, span: tuple[float, float] | None, limit: float, *, upper: bool, disturbed: Disturbance
 ) -> tuple[GateOutcome, str]:
     beyond = operator.gt if upper else operator.lt
     if not beyond(value, limit):
         return "passed", ""
-    if disturbed:
-        return "within_noise", f": beyond it, but undecided: {disturbed}"
-    if span is None:
-        return "failed", ": its variance is not known, judged by itself"
-    if beyond(span[0] if upper else span[1], limit):
-        return "failed", ""
+    nearest = value if span is None else span[0] if upper else span[1]
+    if beyond(nearest, limit * disturbed.stretch if upper else limit / disturbed.stretch):
+        return "failed", ": its variance is not known, judged by itself" if span is None else ""
+    if beyond(nearest, limit):
+        return "within_noise", f": beyond it, but undecided: {disturbed.words}"
     return "within_noise", ": beyond it, but its interval is not: undecided, more steps narrow it"
 
 
@@ -309,7 +308,7 @@ def _judge_tolerance(gate: Gate, tolerance: float, run: Measured, baseline: Meas
     old, new, upper = before.estimate, found.estimate, metric.worse == "higher"
     ratio, limit = new.value / old.value, 1 + tolerance if upper else 1 - tolerance
     span = batch_means.estimate_ratio(old, new)
-    disturbed = describe_disturbance(run, baseline) if METRICS[gate.metric].unit != "GB" else ""
+    disturbed = measure_disturbance(run, baseline) if METRICS[gate.metric].unit != "GB" else UNDISTURBED
     outcome, certainty = _decide_outcome(ratio, span, limit, upper=upper, disturbed=disturbed)
     change = format_ratio_change(ratio)
     if span is not None:

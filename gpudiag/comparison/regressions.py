@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gpudiag.model.comparison import FindingChange, FindingGate, GateOutcome, GateResult, Measured, PartChange, StepComparison
 from gpudiag.model.finding import SEVERITIES
@@ -61,27 +61,43 @@ def compare_parts(a: ReportData, b: ReportData) -> tuple[PartChange, ...]:
 DISTURBING = 0.3
 """Share of the cores that other programs keep busy from which times of one recording are no measure for another (rule HW-05)."""
 
+_MOST_TAKEN = 0.95
 
-def describe_disturbance(run: Measured, baseline: Measured | None = None) -> str:
-    """Return which of the recordings other programs disturbed, '' where none is known to be; ranks cannot be told from other programs."""
-    told = []
+
+class Disturbance(NamedTuple):
+    """What other programs may have done to the times of a recording and its baseline."""
+
+    stretch: float = 1.0
+    """The most by which a time can be longer for them: a program that has 1 - s of its cores takes 1 / (1 - s) of the time."""
+    words: str = ""
+
+
+UNDISTURBED = Disturbance()
+
+
+def measure_disturbance(run: Measured, baseline: Measured | None = None) -> Disturbance:
+    """Return how far other programs may explain a difference; 1 where none is known to. Ranks cannot be told from other programs."""
+    shares = {}
     for name, side in (("run", run), ("baseline", baseline)):
         found = side.report.telemetry if side is not None and not side.report.ranks else None
         if found is not None and (found.others_cpu_share or 0.0) >= DISTURBING:
-            told.append(f"{format_share(found.others_cpu_share)} of the cores in the {name}")
-    return f"other programs took {' and '.join(told)}, record both on a quiet machine" if told else ""
+            shares[name] = min(found.others_cpu_share or 0.0, _MOST_TAKEN)
+    if not shares:
+        return UNDISTURBED
+    told = " and ".join(f"{format_share(share)} of the cores in the {name}" for name, share in shares.items())
+    return Disturbance(1 / (1 - max(shares.values())), f"other programs took {told}, record both on a quiet machine")
 
 
 SLOWER_GATE = "fail-if-slower"
 
 
-def judge_slower_gate(found: StepComparison, share: float, disturbed: str = "") -> GateResult:
+def judge_slower_gate(found: StepComparison, share: float, disturbed: Disturbance = UNDISTURBED) -> GateResult:
     """Return whether the median step of B is slower than that of A by more than `share`.
 
     It fails where the whole interval of the ratio lies beyond the limit: slower by more than that, and the variance within the runs does
     not explain it. Where the interval holds the limit the result is `within_noise`, which does not fail: record more steps to decide.
-    Without an interval the ratio itself decides. A ratio that is not known fails: nothing was shown. `disturbed`: why the two recordings
-    are no measure for each other (describe_disturbance), which makes a failure undecided.
+    Without an interval the ratio itself decides. A ratio that is not known fails: nothing was shown. What other programs may explain
+    (`disturbed`) is undecided too.
     """
     ratio, limit = found.ratio, 1 + share
     if ratio is None:
@@ -89,19 +105,21 @@ def judge_slower_gate(found: StepComparison, share: float, disturbed: str = "") 
             name=SLOWER_GATE, outcome="unknown", message="the step of one run is not known: no complete step was recorded", unit="ratio"
         )
     beyond = ratio.value > limit
-    certain = not disturbed and (ratio.low is None or ratio.low > limit)
+    low = ratio.value if ratio.low is None else ratio.low
+    certain = low > limit * disturbed.stretch
     allowed, change = format_share(share, 1), describe_ratio_change(ratio.value)
     if ratio.low is None or ratio.high is None:
         decided = f"beyond the {allowed} allowed" if beyond else f"within the {allowed} allowed"
         message = f"{change}, {decided}; decided by the medians alone, {ratio.reason}"
+        message += f"; undecided: {disturbed.words}" if beyond and not certain else ""
     else:
         message = f"{change} (interval {format_ratio_change(ratio.low)} to {format_ratio_change(ratio.high)})"
         if not beyond:
             message += f", within the {allowed} allowed"
         elif certain:
             message += f": the whole interval is beyond the {allowed} allowed, more than the steps of one run vary"
-        elif disturbed and ratio.low > limit:
-            message += f": beyond the {allowed} allowed, but undecided: {disturbed}"
+        elif ratio.low > limit:
+            message += f": beyond the {allowed} allowed, but undecided: {disturbed.words}"
         else:
             message += f": beyond the {allowed} allowed, but its interval is not: undecided, more steps narrow it"
     return GateResult(
@@ -116,7 +134,7 @@ def judge_slower_gate(found: StepComparison, share: float, disturbed: str = "") 
     )
 
 
-def judge_finding_gate(gate: FindingGate, report: ReportData, baseline: ReportData | None, disturbed: str = "") -> Iterator[GateResult]:
+def judge_finding_gate(gate: FindingGate, report: ReportData, baseline: ReportData | None, disturbed: str) -> Iterator[GateResult]:
     """Yield what was found of each kind of limit on findings; `disturbed`: why new ones may be those of other programs."""
     counted = [finding for finding in report.findings if finding.rule not in gate.allow]
     before = None if baseline is None else list_fired_rules(baseline)

@@ -13,7 +13,7 @@ from gpudiag.comparison import batch_means
 from gpudiag.comparison.batch_means import Estimate, Statistic
 from gpudiag.comparison.causes import explain_difference
 from gpudiag.comparison.ops import OP_LEVEL, list_op_changes, pair_ops
-from gpudiag.comparison.regressions import compare_findings, compare_parts, describe_disturbance, judge_slower_gate
+from gpudiag.comparison.regressions import compare_findings, compare_parts, judge_slower_gate, measure_disturbance
 from gpudiag.comparison.settings import OTHER_BATCH, count_samples, list_setting_changes
 from gpudiag.model.comparison import Measured, RunSide, StepComparison, StepRatio, StepsKind
 from gpudiag.roofline.op_table import BEFORE_WINDOW
@@ -58,7 +58,7 @@ def compare_runs(a: Measured, b: Measured, *, fail_if_slower: float | None = Non
     )
     if fail_if_slower is None:
         return found
-    return msgspec.structs.replace(found, gate=judge_slower_gate(found, fail_if_slower, describe_disturbance(b, baseline=a)))
+    return msgspec.structs.replace(found, gate=judge_slower_gate(found, fail_if_slower, measure_disturbance(b, baseline=a)))
 
 
 def choose_steps_kind(a: Measured, b: Measured | None = None) -> StepsKind:

@@ -72,8 +72,7 @@ def lock_machine(*, shared_ok: bool = False, wait: bool = False, tell: Tell = la
     """Give a note for the result: '' where no other experiment runs meanwhile on this machine, or on the GPUs that are chosen here.
 
     Two at once would each measure what the other does. `wait`: for the end of the other, which `tell` is told once; `shared_ok`: run all
-    the same. Raises
-    InputError where another one runs. Where the locks cannot be used, the note says so.
+    the same. Raises InputError where another one runs. Where the locks cannot be used, the note says so.
     """
     folder = Path(os.environ.get(LOCKS_VARIABLE) or _SHARED_FOLDER)
     with ExitStack() as held:

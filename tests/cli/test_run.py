@@ -392,6 +392,11 @@ def test_a_loop_too_short_for_its_window_says_what_fits_and_that_is_recorded(tmp
     assert recorded(tmp_path, "again").timing_window() is not None
 
 
+def test_an_option_of_the_script_before_its_name_says_where_it_belongs(tmp_path: Path) -> None:
+    write(tmp_path, "")
+    assert "(options of the script stand behind its name; gpudiag run --help)" in run("--stpes", "5", "train.py", cwd=tmp_path).stderr
+
+
 def test_a_name_like_that_of_the_script_names_it(tmp_path: Path) -> None:
     write(tmp_path, "")
     assert "trian.py: no such file; did you mean 'train.py'? (" in run("trian.py", cwd=tmp_path).stderr
