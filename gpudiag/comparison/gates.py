@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from gpudiag.comparison import batch_means
 from gpudiag.comparison.batch_means import Estimate, Statistic
-from gpudiag.comparison.regressions import UNDISTURBED, Disturbance, judge_finding_gate, measure_disturbance
+from gpudiag.comparison.regressions import UNDISTURBED, Disturbance, decide_outcome, judge_finding_gate, measure_disturbance
 from gpudiag.comparison.steps import choose_steps_kind, estimate_step, estimate_throughput, list_walls
 from gpudiag.diagnosis.config import find_line, parse_toml
 from gpudiag.errors import InputError, suggest_nearest
@@ -273,15 +272,10 @@ def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResu
 def _decide_outcome(
     value: float, span: tuple[float, float] | None, limit: float, *, upper: bool, disturbed: Disturbance
 ) -> tuple[GateOutcome, str]:
-    beyond = operator.gt if upper else operator.lt
-    if not beyond(value, limit):
-        return "passed", ""
-    nearest = value if span is None else span[0] if upper else span[1]
-    if beyond(nearest, limit * disturbed.stretch if upper else limit / disturbed.stretch):
-        return "failed", ": its variance is not known, judged by itself" if span is None else ""
-    if beyond(nearest, limit):
-        return "within_noise", f": beyond it, but undecided: {disturbed.words}"
-    return "within_noise", ": beyond it, but its interval is not: undecided, more steps narrow it"
+    outcome, doubt = decide_outcome(value, span, limit, disturbed, upper=upper)
+    if doubt:
+        return outcome, f": beyond it, but {doubt}"
+    return outcome, ": its variance is not known, judged by itself" if outcome == "failed" and span is None else ""
 
 
 def _build_unknown_result(gate: Gate, name: str, reason: str, limit: float | None) -> GateResult:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from gpudiag.model.comparison import FindingChange, FindingGate, GateOutcome, GateResult, Measured, PartChange, StepComparison
 from gpudiag.model.finding import SEVERITIES
+from gpudiag.model.hardware import MOST_OTHERS
 from gpudiag.model.notices import WITHOUT_GAIN
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BUCKETS
@@ -58,9 +60,6 @@ def compare_parts(a: ReportData, b: ReportData) -> tuple[PartChange, ...]:
     return tuple(part for part in made if part.a_ns or part.b_ns)
 
 
-DISTURBING = 0.3
-"""Share of the cores that other programs keep busy from which times of one recording are no measure for another (rule HW-05)."""
-
 _MOST_TAKEN = 0.95
 
 
@@ -80,12 +79,27 @@ def measure_disturbance(run: Measured, baseline: Measured | None = None) -> Dist
     shares = {}
     for name, side in (("run", run), ("baseline", baseline)):
         found = side.report.telemetry if side is not None and not side.report.ranks else None
-        if found is not None and (found.others_cpu_share or 0.0) >= DISTURBING:
-            shares[name] = min(found.others_cpu_share or 0.0, _MOST_TAKEN)
+        taken = (found.others_cpu_share if found is not None else None) or 0.0
+        if taken >= MOST_OTHERS:
+            shares[name] = min(taken, _MOST_TAKEN)
     if not shares:
         return UNDISTURBED
     told = " and ".join(f"{format_share(share)} of the cores in the {name}" for name, share in shares.items())
     return Disturbance(1 / (1 - max(shares.values())), f"other programs took {told}, record both on a quiet machine")
+
+
+def decide_outcome(
+    value: float, span: tuple[float, float] | None, limit: float, disturbed: Disturbance, *, upper: bool = True
+) -> tuple[GateOutcome, str]:
+    """Return whether a figure keeps its limit, by its interval and what other programs may explain; and why one beyond it is undecided."""
+    beyond = operator.gt if upper else operator.lt
+    if not beyond(value, limit):
+        return "passed", ""
+    nearest = value if span is None else span[0] if upper else span[1]
+    if beyond(nearest, limit * disturbed.stretch if upper else limit / disturbed.stretch):
+        return "failed", ""
+    far = beyond(nearest, limit)
+    return "within_noise", f"undecided: {disturbed.words}" if far else "its interval is not: undecided, more steps narrow it"
 
 
 SLOWER_GATE = "fail-if-slower"
@@ -104,27 +118,23 @@ def judge_slower_gate(found: StepComparison, share: float, disturbed: Disturbanc
         return GateResult(
             name=SLOWER_GATE, outcome="unknown", message="the step of one run is not known: no complete step was recorded", unit="ratio"
         )
-    beyond = ratio.value > limit
-    low = ratio.value if ratio.low is None else ratio.low
-    certain = low > limit * disturbed.stretch
+    span = None if ratio.low is None or ratio.high is None else (ratio.low, ratio.high)
+    outcome, doubt = decide_outcome(ratio.value, span, limit, disturbed)
     allowed, change = format_share(share, 1), describe_ratio_change(ratio.value)
-    if ratio.low is None or ratio.high is None:
-        decided = f"beyond the {allowed} allowed" if beyond else f"within the {allowed} allowed"
-        message = f"{change}, {decided}; decided by the medians alone, {ratio.reason}"
-        message += f"; undecided: {disturbed.words}" if beyond and not certain else ""
+    if span is None:
+        decided = f"{'within' if outcome == 'passed' else 'beyond'} the {allowed} allowed"
+        message = f"{change}, {decided}; decided by the medians alone, {ratio.reason}{f'; {doubt}' if doubt else ''}"
     else:
-        message = f"{change} (interval {format_ratio_change(ratio.low)} to {format_ratio_change(ratio.high)})"
-        if not beyond:
+        message = f"{change} (interval {format_ratio_change(span[0])} to {format_ratio_change(span[1])})"
+        if outcome == "passed":
             message += f", within the {allowed} allowed"
-        elif certain:
+        elif outcome == "failed":
             message += f": the whole interval is beyond the {allowed} allowed, more than the steps of one run vary"
-        elif ratio.low > limit:
-            message += f": beyond the {allowed} allowed, but undecided: {disturbed.words}"
         else:
-            message += f": beyond the {allowed} allowed, but its interval is not: undecided, more steps narrow it"
+            message += f": beyond the {allowed} allowed, but {doubt}"
     return GateResult(
         name=SLOWER_GATE,
-        outcome="passed" if not beyond else "failed" if certain else "within_noise",
+        outcome=outcome,
         message=message,
         unit="ratio",
         value=ratio.value,

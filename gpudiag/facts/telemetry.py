@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, known, require, require_known
-from gpudiag.model.hardware import ColumnRange, Energy, measure_link_share
+from gpudiag.model.hardware import MOST_OTHERS, ColumnRange, Energy, measure_link_share
 
 if TYPE_CHECKING:
     from gpudiag.facts.window import Window  # heavy, and what prints a report needs two shares alone
@@ -73,10 +73,6 @@ def other_cpu_share(window: Window) -> float:
     for column in ("system_cpu_util_pct", "cpu_util_pct"):
         read_column(window, column)  # raises where it was not sampled
     return require_known(read_telemetry(window).others_cpu_share, "the number of CPUs was not told")
-
-
-MOST_OTHERS = 0.3
-"""Share of the CPUs that other programs keep busy up to which worker processes find one (as HW-05)."""
 
 
 def workers_find_cores(window: Window) -> bool:

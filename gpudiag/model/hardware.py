@@ -216,6 +216,10 @@ class TelemetryStrip(msgspec.Struct, frozen=True, kw_only=True):
     """Begin and end of each stretch of analysed steps."""
 
 
+MOST_OTHERS = 0.3
+"""Share of the CPUs that other programs keep busy from which worker processes find none, and times are longer for it (as rule HW-05)."""
+
+
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     """Samples in the steps that `over` names. Reasons for what is not there are in `missing`."""
 
