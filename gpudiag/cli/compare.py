@@ -80,14 +80,15 @@ def check(
         str, typer.Option(metavar="FILE", help="Limits in TOML: one table per metric, and [findings].", show_default=False)
     ] = "",
     baseline: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             metavar="PATH",
-            help="A run to compare with. Without --budget: the median step and peak memory may be 5% worse, and there may be no new "
-            "finding of severity warning or above.",
+            help="A run to compare with; several of one program: a limit is broken where it is against each. Without --budget: the median "
+            "step and peak memory may be 5% worse, and there may be no new finding of severity warning or above.",
             show_default=False,
+            autocompletion=completion.complete_recording,
         ),
-    ] = "",
+    ] = None,
     github: Annotated[
         bool, typer.Option("--github", help="Print for GitHub Actions: the text, then an annotation for each gate that did not pass.")
     ] = False,
@@ -97,7 +98,7 @@ def check(
     no_config: Annotated[bool, options.NO_CONFIG] = False,
 ) -> None:
     """Check a run against limits or a baseline; exit with 1 where it breaks one by more than it varies, or a figure is unavailable."""
-    sources = [path, *([baseline] if baseline else [])]
+    sources = [path, *(baseline or ())]
     options.check_named("PATH", [path], "give a bundle, a trace or a report")
     if github and as_json:
         raise UsageError("--github and --json both print to the standard output", "leave one of them out")
@@ -108,7 +109,7 @@ def check(
 
     chosen = None if no_config else config.find_config()
     with terminal.show_progress("reading") as tell:
-        found = check(path, budget=budget or None, baseline=baseline or None, rank=rank, config=chosen, progress=tell)
+        found = check(path, budget=budget or None, baseline=baseline, rank=rank, config=chosen, progress=tell)
     if junit is not None:
         files.write_file(junit, found.junit())
     width = terminal.measure_columns()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -12,12 +12,13 @@ import numpy as np
 from gpudiag.comparison import batch_means
 from gpudiag.comparison.batch_means import Estimate, Statistic
 from gpudiag.comparison.regressions import UNDISTURBED, Disturbance, decide_outcome, judge_finding_gate, measure_disturbance
-from gpudiag.comparison.steps import choose_steps_kind, estimate_step, estimate_throughput, list_walls
+from gpudiag.comparison.steps import choose_steps_kind, estimate_step, estimate_step_ratio, estimate_throughput, list_walls
 from gpudiag.diagnosis.config import find_line, parse_toml
 from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.model.comparison import METRICS, FindingGate, Gate, GateOutcome, GateResult, Gates, Measured, StepsKind
 from gpudiag.model.finding import Missing, Severity
 from gpudiag.model.notices import NoticeCode
+from gpudiag.report.labels import find_weak_measurement
 from gpudiag.units import format_bytes, format_ns, format_ratio_change, format_share
 
 FINDINGS_TABLE = "findings"
@@ -237,10 +238,44 @@ def judge_gates(gates: Gates, run: Measured, baseline: Measured | None = None) -
         if gate.tolerance_share is not None:
             results.append(_judge_tolerance(gate, gate.tolerance_share, run, baseline))
     if gates.findings is not None:
-        results += judge_finding_gate(
-            gates.findings, run.report, baseline.report if baseline else None, measure_disturbance(run, baseline).words
-        )
+        before, doubt = (None, "") if baseline is None else (baseline.report, _doubt_new_findings(run, baseline))
+        results += judge_finding_gate(gates.findings, run.report, before, doubt)
     return tuple(results)
+
+
+def judge_against_each(gates: Gates, run: Measured, baselines: Sequence[Measured]) -> tuple[GateResult, ...]:
+    """Return what was found of each limit against several recordings of one baseline: it is broken where it is against each of them.
+
+    Two recordings of one program can differ by more than either varies within itself, which one recording does not show.
+    """
+    if not baselines:
+        return judge_gates(gates, run)
+    names = [one.report.source.path for one in baselines]
+    judged = zip(*(judge_gates(gates, run, one) for one in baselines), strict=True)
+    return tuple(_combine_results(dict(zip(names, results, strict=True))) for results in judged)
+
+
+def _combine_results(results: Mapping[str, GateResult]) -> GateResult:
+    """Return one result of those against each baseline, by its path: the nearest to its limit; undecided where they disagree."""
+    by_outcome = {result.outcome: result for result in results.values()}
+    if len(by_outcome) == 1:
+        return min(results.values(), key=lambda result: abs((result.value or 0.0) - (result.limit or 0.0)))
+    if "passed" not in by_outcome or "unknown" in by_outcome:
+        return by_outcome.get("unknown") or by_outcome["within_noise"]
+    kept = " and ".join(path for path, result in results.items() if result.outcome == "passed")
+    broken = by_outcome.get("failed") or by_outcome["within_noise"]
+    return msgspec.structs.replace(broken, outcome="within_noise", message=f"{broken.message}; undecided: not so against {kept}")
+
+
+def _doubt_new_findings(run: Measured, baseline: Measured) -> str:
+    """Return why a new finding may be no change of the program: other programs, or a weak measurement while the step is not longer."""
+    if disturbed := measure_disturbance(run, baseline).words:
+        return disturbed
+    ratio = estimate_step_ratio(baseline, run, choose_steps_kind(run, baseline))
+    if ratio is not None and ratio.low is not None and ratio.low > 1:
+        return ""
+    weak = [name for name, side in (("run", run), ("baseline", baseline)) if find_weak_measurement(side.report)]
+    return f"the step is not longer for certain, and the measurement of the {' and the '.join(weak)} is weak" if weak else ""
 
 
 def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -252,38 +253,41 @@ def check(
     path: AnyPath | Measured,
     *,
     budget: AnyPath | Gates | None = None,
-    baseline: AnyPath | Measured | None = None,
+    baseline: AnyPath | Measured | Sequence[AnyPath | Measured] | None = None,
     rank: int | None = None,
     config: Config | None = None,
     progress: Progress | None = None,
 ) -> CheckResult:
     """Return what was found of each gate of `budget` (a TOML file) on a bundle, a trace or a report.
 
-    With a `baseline` alone the gates are gpudiag.comparison.gates.DEFAULT_GATES. Raises UsageError where neither is given, or gates need
-    a baseline that is not; InputError with file, line and key for a file of gates that is wrong, and where something cannot be read.
+    With a `baseline` alone the gates are gpudiag.comparison.gates.DEFAULT_GATES. Of several, recordings of one program, a gate is broken
+    where it is against each: how far two recordings of one program differ is seen from several only. Raises UsageError where neither is
+    given, or gates need a baseline that is not; InputError with file, line and key for a file of gates that is wrong, and where something
+    cannot be read.
     """
-    from gpudiag.comparison.gates import DEFAULT_GATES, judge_gates
+    from gpudiag.comparison.gates import DEFAULT_GATES, judge_against_each
     from gpudiag.comparison.steps import describe_ranks, list_comparison_warnings
 
-    if budget is None and baseline is None:
+    baselines = [baseline] if isinstance(baseline, (str, os.PathLike, Measured)) else list(baseline or ())
+    if budget is None and not baselines:
         raise UsageError("nothing to check against", "give --budget gates.toml, --baseline BUNDLE, or both")
     gates = DEFAULT_GATES if budget is None else budget if isinstance(budget, Gates) else read_gates(budget)
-    if gates.needs_baseline and baseline is None:
+    if gates.needs_baseline and not baselines:
         raise UsageError(f"{gates.path or 'a gate'}: tolerance_share and new_at compare with a baseline", "give --baseline BUNDLE")
     run = _measure_side(path, "run", rank=rank, config=config, progress=progress)
-    before = None if baseline is None else _measure_side(baseline, "baseline", rank=rank, config=config, progress=progress)
-    results = judge_gates(gates, run, before)
-    if before is None:
-        warnings = tuple(describe_ranks([run], ["the run"]))
-    else:
-        warnings = list_comparison_warnings(before, run, names=("the baseline", "the run"))
+    before = [_measure_side(one, "baseline", rank=rank, config=config, progress=progress) for one in baselines]
+    results, paths = judge_against_each(gates, run, before), tuple(side.report.source.path for side in before)
+    warnings = [] if before else describe_ranks([run], ["the run"])
+    for path, side in zip(paths, before, strict=True):
+        warnings += list_comparison_warnings(side, run, names=("the baseline" if len(before) == 1 else f"baseline {path}", "the run"))
     return CheckResult(
         CheckData(
             path=run.report.source.path,
             budget=gates.path,
-            baseline=before.report.source.path if before else "",
+            baseline=paths[0] if paths else "",
+            baselines=paths,
             results=results,
-            warnings=warnings,
+            warnings=tuple(dict.fromkeys(warnings)),
             passed=not any(result.fails for result in results),
         )
     )

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from gpudiag.model.comparison import FindingChange, FindingGate, GateOutcome, GateResult, Measured, PartChange, StepComparison
-from gpudiag.model.finding import SEVERITIES
+from gpudiag.model.finding import SEVERITIES, Finding, RuleOutcome, Severity
 from gpudiag.model.hardware import MOST_OTHERS
-from gpudiag.model.notices import WITHOUT_GAIN
+from gpudiag.model.notices import WITHOUT_GAIN, NoticeCode
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BUCKETS
 from gpudiag.report.labels import list_fired_rules
@@ -144,36 +144,53 @@ def judge_slower_gate(found: StepComparison, share: float, disturbed: Disturbanc
     )
 
 
-def judge_finding_gate(gate: FindingGate, report: ReportData, baseline: ReportData | None, disturbed: str) -> Iterator[GateResult]:
-    """Yield what was found of each kind of limit on findings; `disturbed`: why new ones may be those of other programs."""
+def judge_finding_gate(gate: FindingGate, report: ReportData, baseline: ReportData | None, doubt: str = "") -> Iterator[GateResult]:
+    """Yield what was found of each kind of limit on findings; `doubt`: why new ones may be no change of the program."""
     counted = [finding for finding in report.findings if finding.rule not in gate.allow]
-    before = None if baseline is None else list_fired_rules(baseline)
-    for key, least, known in (("fail_at", gate.fail_at, set[str]()), ("new_at", gate.new_at, before)):
-        if least is None:
-            continue
-        if known is None:
-            yield _build_finding_result(gate, f"findings {key}", "unknown", "not known: no baseline was given: --baseline BUNDLE", None)
-            continue
-        at_least = SEVERITIES[SEVERITIES.index(least) :]
-        found = [finding for finding in counted if finding.severity in at_least and finding.rule not in known]
-        said = "; ".join(f"{finding.rule} ({finding.severity}): {finding.message or finding.title}" for finding in found)
-        none = f"no {'new ' if key == 'new_at' else ''}findings of severity {least} or above"
-        judged: GateOutcome = "passed" if not found else "within_noise" if disturbed and key == "new_at" else "failed"
-        more = f" Undecided: {disturbed}" if judged == "within_noise" else ""
-        yield _build_finding_result(gate, f"findings {key}", judged, (said or none) + more, float(len(found)))
+    if gate.fail_at is not None:
+        yield _judge_severity(gate, "fail_at", gate.fail_at, counted, {})
+    if gate.new_at is not None and baseline is None:
+        yield _build_finding_result(gate, "findings new_at", "unknown", "not known: no baseline was given: --baseline BUNDLE", None)
+    elif gate.new_at is not None and baseline is not None:
+        known, behind = list_fired_rules(baseline), _list_suppressed_rules(baseline)
+        new = [finding for finding in counted if finding.rule not in known]
+        doubts = {finding.rule: doubt for finding in new} if doubt else behind
+        yield _judge_severity(gate, "new_at", gate.new_at, new, doubts)
     outcomes, fired = {outcome.id: outcome for outcome in report.rules}, list_fired_rules(report)
     for rule in gate.forbid:
-        name, outcome = f"findings forbid {rule}", outcomes.get(rule)
-        if rule in fired:
-            message = outcome.reason if outcome and outcome.reason else f"{rule} is among the findings"
-            yield _build_finding_result(gate, name, "failed", message, 1.0)
-        elif outcome is None:
-            yield _build_finding_result(gate, name, "unknown", f"not known: {rule} was not judged in this report", None)
-        elif outcome.status == "passed" or (outcome.notice is not None and outcome.notice.code in WITHOUT_GAIN):
-            yield _build_finding_result(gate, name, "passed", f"{rule} {outcome.reason or 'passed'}", 0.0)
-        else:
-            message = f"not known: {rule} {outcome.status.replace('_', ' ')}: {outcome.reason}"
-            yield _build_finding_result(gate, name, "unknown", message, None)
+        yield _judge_forbidden(gate, rule, outcomes.get(rule), fired=rule in fired)
+
+
+def _judge_severity(gate: FindingGate, key: str, least: Severity, findings: list[Finding], doubts: dict[str, str]) -> GateResult:
+    """Return whether one of the findings is as severe; `doubts`: by rule, why it may be no change. All in doubt are undecided."""
+    found = [finding for finding in findings if SEVERITIES.index(finding.severity) >= SEVERITIES.index(least)]
+    if not found:
+        said = f"no {'new ' if key == 'new_at' else ''}findings of severity {least} or above"
+        return _build_finding_result(gate, f"findings {key}", "passed", said, 0.0)
+    said = "; ".join(f"{finding.rule} ({finding.severity}): {finding.message or finding.title}" for finding in found)
+    if all(finding.rule in doubts for finding in found):
+        why = "; ".join(dict.fromkeys(doubts[finding.rule] for finding in found))
+        return _build_finding_result(gate, f"findings {key}", "within_noise", f"{said} Undecided: {why}", float(len(found)))
+    return _build_finding_result(gate, f"findings {key}", "failed", said, float(len(found)))
+
+
+def _judge_forbidden(gate: FindingGate, rule: str, outcome: RuleOutcome | None, *, fired: bool) -> GateResult:
+    name = f"findings forbid {rule}"
+    if fired:
+        message = outcome.reason if outcome and outcome.reason else f"{rule} is among the findings"
+        return _build_finding_result(gate, name, "failed", message, 1.0)
+    if outcome is None:
+        return _build_finding_result(gate, name, "unknown", f"not known: {rule} was not judged in this report", None)
+    if outcome.status == "passed" or (outcome.notice is not None and outcome.notice.code in WITHOUT_GAIN):
+        return _build_finding_result(gate, name, "passed", f"{rule} {outcome.reason or 'passed'}", 0.0)
+    message = f"not known: {rule} {outcome.status.replace('_', ' ')}: {outcome.reason}"
+    return _build_finding_result(gate, name, "unknown", message, None)
+
+
+def _list_suppressed_rules(report: ReportData) -> dict[str, str]:
+    """Return the rules that another finding stood for, with which: of two runs of one program each may tell the same time by another."""
+    notices = {one.id: one.notice for one in report.rules if one.notice is not None and one.notice.code == NoticeCode.SUPPRESSED_BY_RULE}
+    return {rule: f"in the baseline {notice.params['rule']} stands for {rule}" for rule, notice in notices.items()}
 
 
 def _build_finding_result(gate: FindingGate, name: str, outcome: GateOutcome, message: str, count: float | None) -> GateResult:

@@ -123,6 +123,9 @@ class CheckData(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     budget: str = ""
     baseline: str = ""
+    """The first of `baselines`."""
+    baselines: tuple[str, ...] = ()
+    """Several recordings of one program: a limit is broken where it is against each of them."""
     results: tuple[GateResult, ...] = ()
     warnings: tuple[str, ...] = ()
     """Why run and baseline may not be comparable."""

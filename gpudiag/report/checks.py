@@ -34,7 +34,7 @@ def format_gates_headline(found: CheckData) -> str:
 def build_gates_document(found: CheckData) -> Document:
     """Return the check: what failed first."""
     against = [f"gates of {found.budget}"] if found.budget else []
-    against += [f"baseline {found.baseline}"] if found.baseline else []
+    against += [f"baseline {path}" for path in found.baselines]
     leads: list[Block] = [
         Paragraph(f"against {' and '.join(against)}", "quiet"),
         *([Listing(found.warnings, "warning")] if found.warnings else []),
@@ -46,8 +46,12 @@ def build_gates_document(found: CheckData) -> Document:
     table = Table((Column(""), Column("", "words")), tuple(rows), "Gates")
     foot = []
     if any(result.low is not None for result in found.results):
-        said = "Intervals are of 95 %, over batches of consecutive steps: the variance within the run; another run may differ."
-        foot.append(Paragraph(said, "quiet"))
+        said = "Intervals are of 95 %, over batches of consecutive steps: the variance within the run; another run may differ"
+        if len(found.baselines) == 1:
+            said += ": a second --baseline of the same program shows by how much"
+        elif found.baselines:
+            said += "; a limit is broken where it is against each baseline"
+        foot.append(Paragraph(f"{said}.", "quiet"))
     sections = (Section("Gates", (table,)),)
     return Document("gpudiag check", format_gates_headline(found), (), tuple(leads), sections, tuple(foot), failed=not found.passed)
 

@@ -124,6 +124,15 @@ def test_check_prints_json(command, pair) -> None:
     assert {result["outcome"] for result in made["results"]} == {"passed", "unknown"}
 
 
+def test_check_against_two_recordings_of_the_baseline(command, pair) -> None:
+    result = command("check", pair[1], "--baseline", pair[0], "--baseline", pair[1], "--json")
+    made = json.loads(result.out)
+    assert made["baselines"] == [made["baseline"], made["path"]]
+    (step,) = (one for one in made["results"] if one["name"] == "step_median_ms tolerance")
+    assert step["outcome"] == "within_noise"
+    assert "against each baseline" in " ".join(command("check", pair[1], *["--baseline", pair[0]] * 2).out.split())
+
+
 def test_check_refuses_what_is_wrong(command, pair, tmp_path: Path) -> None:
     assert "nothing to check against" in command("check", pair[0]).err
     wrong = command("check", pair[0], "--budget", _gates(tmp_path, "[step_medain_ms]\nmax = 1\n"))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from compared import finding, run
 
-from gpudiag.comparison.gates import DEFAULT_GATES, judge_gates, measure_figure
+from gpudiag.comparison.gates import DEFAULT_GATES, judge_against_each, judge_gates, measure_figure
 from gpudiag.comparison.regressions import judge_slower_gate, measure_disturbance
 from gpudiag.comparison.steps import choose_steps_kind, compare_runs
 from gpudiag.model.comparison import METRICS, FindingGate, Gate, GateResult, Gates, Measured
@@ -16,7 +16,7 @@ from gpudiag.model.finding import Missing, RuleOutcome
 from gpudiag.model.hardware import ColumnRange, Energy, Telemetry
 from gpudiag.model.memory import MemoryReport
 from gpudiag.model.notices import NoticeCode, make_notice
-from gpudiag.model.report import Mfu
+from gpudiag.model.report import Mfu, Source
 from gpudiag.model.timeline import BUCKETS
 
 MS = 1_000_000
@@ -161,6 +161,28 @@ def test_utilisation_varies_as_the_steps_do() -> None:
     assert measure_figure("mfu_share", run(NOISY, stepwise=False, mfu=Mfu(1e9, 0.4, "exact")), "report").estimate.error is None
 
 
+def test_a_limit_is_broken_where_it_is_against_each_recording_of_the_baseline() -> None:
+    """One of two recordings of the base took 1.5 times as long as the other: 1.4 times as long is no change, 2 times is."""
+    gates = Gates(gates=(Gate(metric="step_median_ms", max=30.0, tolerance_share=0.05),), findings=FindingGate(new_at="warning"))
+    fast, slow = (_called(path, run([scale * ns // 2 for ns in STEADY])) for path, scale in (("runs/1", 2), ("runs/2", 3)))
+    new = [finding("A-1")]
+    between, beyond = (run([scale * ns // 5 for ns in STEADY], findings=new) for scale in (7, 10))
+    assert [one.outcome for one in judge_against_each(gates, between, [fast])] == ["passed", "failed", "failed"]
+    limit, tolerance, came = judge_against_each(gates, between, [fast, slow])
+    assert [limit.outcome, tolerance.outcome, came.outcome] == ["passed", "within_noise", "failed"]
+    assert tolerance.message.endswith("undecided: not so against runs/2")
+    assert tolerance.baseline == pytest.approx(10.0, rel=1e-3)
+    _, tolerance, _ = judge_against_each(gates, beyond, [fast, slow])
+    assert (tolerance.outcome, tolerance.value) == ("failed", pytest.approx(20 / 15, rel=1e-3))
+    knows = _called("runs/3", msgspec.structs.replace(slow, report=msgspec.structs.replace(slow.report, findings=tuple(new))))
+    assert judge_against_each(gates, between, [fast, knows])[2].outcome == "within_noise"
+    assert judge_against_each(gates, between, [fast, run([])])[1].outcome == "unknown"
+
+
+def _called(path: str, side: Measured) -> Measured:
+    return msgspec.structs.replace(side, report=msgspec.structs.replace(side.report, source=Source(path, "bundle")))
+
+
 # -- findings ---------------------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +207,30 @@ def test_only_new_findings_fail_against_a_baseline() -> None:
     assert "A-1" not in found.message
     assert _findings(FindingGate(new_at="warning"), before, after) == [("findings new_at", "passed")]
     assert _findings(FindingGate(new_at="critical"), after, before) == [("findings new_at", "passed")]
+
+
+def test_a_finding_for_which_another_stood_in_the_baseline_is_undecided() -> None:
+    """Two runs of one script: the optimizer's ops wait for the host, which one tells as MEM-05 and the other as OVH-01."""
+    behind = make_notice(NoticeCode.SUPPRESSED_BY_RULE, rule="MEM-05", reason="the device waits in the optimizer")
+    before = run(STEADY, findings=[finding("MEM-05")], outcomes=[RuleOutcome("OVH-01", "suppressed", "", notice=behind)])
+    (found,) = judge_gates(Gates(findings=FindingGate(new_at="warning")), run(STEADY, findings=[finding("OVH-01")]), before)
+    assert found.outcome == "within_noise"
+    assert "in the baseline MEM-05 stands for OVH-01" in found.message
+    more = run(STEADY, findings=[finding("OVH-01"), finding("C-1")])
+    assert _findings(FindingGate(new_at="warning"), more, before) == [("findings new_at", "failed")]
+
+
+@pytest.mark.parametrize(("slower", "outcome"), [(1.0, "within_noise"), (2.0, "failed")])
+@pytest.mark.parametrize("weak_side", ["run", "baseline"])
+def test_a_new_finding_of_a_weak_measurement_needs_a_slower_step(slower: float, outcome: str, weak_side: str) -> None:
+    weak = finding("EFF-03", "info", None, role="measurement")
+    before = run(NOISY, findings=[weak] if weak_side == "baseline" else [])
+    after = run([round(slower * ns) for ns in NOISY], findings=[finding("A-1"), *([weak] if weak_side == "run" else [])])
+    (found,) = judge_gates(Gates(findings=FindingGate(new_at="warning")), after, before)
+    assert found.outcome == outcome
+    assert (f"the measurement of the {weak_side} is weak" in found.message) == (outcome == "within_noise")
+    strict = judge_gates(Gates(findings=FindingGate(new_at="warning", strict=True)), after, before)
+    assert strict[0].fails
 
 
 def test_a_forbidden_rule_must_have_been_judged() -> None:

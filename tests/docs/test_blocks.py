@@ -125,7 +125,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for target in ("trace.json.gz", "traces/rank0.json.gz"):
         (folder / target).parent.mkdir(exist_ok=True)
         shutil.copy(window, folder / target)
-    for name in ("base", "now", "bf16"):
+    for name in ("base", "base2", "now", "bf16"):
         shutil.copytree(folder / "runs" / "first", folder / "runs" / name)
     (gates,) = of("toml", "docs/start/ci.md")
     (folder / "gates.toml").write_text(gates.text)

@@ -56,7 +56,7 @@ def test_its_commands_have_options_that_exist(words: list[str]) -> None:
 
 
 def test_the_sample_uses_the_commands_it_is_about() -> None:
-    assert [words[0] for words in _commands()] == ["run", "run", "compare", "check"]
+    assert [words[0] for words in _commands()] == ["run", "run", "run", "compare", "check"]
 
 
 def test_the_page_shows_gates_and_the_workflow_of_the_sample() -> None:
