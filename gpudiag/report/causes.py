@@ -126,20 +126,23 @@ def build_causes_section(found: StepComparison) -> Section | None:
     if why is None or not why.causes or found.same_recording:
         return None
     certain = found.verdict in ("faster", "slower")
-    shown = certain and why.profiled_ns * why.difference_ns > 0  # else the parts, of profiled steps, are no reasons for it
+    # Else the parts, which are of profiled steps, are no reasons for it, nor shares of it
+    shown = certain and why.profiled_ns * why.difference_ns > 0
     title = f"Why B is {'slower' if why.difference_ns > 0 else 'faster'}" if shown else "What differs"
     if not certain and all(cause.kind in _LAST for cause in why.causes):
         return Section(title, (Paragraph("No part of the step changed by more than it varies from step to step.", "quiet"),), "causes")
     rows, told, common = [], [], _find_common_settings(why)
     for number, cause in enumerate(why.causes, start=1):
-        rows.append(_build_row(str(number), cause, found))
+        rows.append(_build_row(str(number), cause, found, shares=shown))
         evidence = ". ".join(_list_evidence(cause, why, common))
         if evidence and abs(cause.share or 1.0) >= _WORTH_TELLING:
             told.append((str(number), evidence))
-    rows.append(build_row("", _name_difference(found), "", "", format_signed_ns(why.difference_ns), _format_share(1.0), level="total"))
+    total = ["", _name_difference(found), "", "", format_signed_ns(why.difference_ns)]
+    rows.append(build_row(*total, *([_format_share(1.0)] if shown else []), level="total"))
     columns = (
         Column(""), Column("part of the difference", "words"), Column("A", "number", least=70), Column("B", "number", least=70),
-        Column("change", "number", "B less A, a step, with its interval"), Column("share", "number", "of the difference", least=50),
+        Column("change", "number", "B less A, a step, with its interval"),
+        *([Column("share", "number", "of the difference", least=50)] if shown else []),
     )  # fmt: skip
     blocks: list[Block] = [Table(columns, tuple(rows), "Causes of the difference")]
     if told:
@@ -147,14 +150,14 @@ def build_causes_section(found: StepComparison) -> Section | None:
     return Section(title, (*blocks, *say_all(_list_notes(found, why, common), "quiet")), "causes")
 
 
-def _build_row(number: str, cause: Cause, found: StepComparison) -> Row:
+def _build_row(number: str, cause: Cause, found: StepComparison, *, shares: bool) -> Row:
     last = cause.kind in _LAST
     tone: Tone = "" if last else "bad" if cause.delta_ns > 0 else "good"
     times = ["-", "-"] if cause.kind == "rest" else [format_ns(cause.a_ns), format_ns(cause.b_ns)]
     interval = () if cause.low_ns is None or cause.high_ns is None else (cause.low_ns, cause.high_ns)
     between = (" to ".join(map(format_signed_ns, interval)),) if interval else ()
     change = Cell(format_signed_ns(cause.delta_ns), cause.delta_ns, between, tone)
-    return build_row(number, name_cause(cause, found), *times, change, _format_share(cause.share))
+    return build_row(number, name_cause(cause, found), *times, change, *([_format_share(cause.share)] if shares else []))
 
 
 def _find_common_settings(why: Explanation) -> tuple[SettingChange, ...]:

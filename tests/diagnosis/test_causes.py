@@ -14,7 +14,8 @@ from gpudiag.comparison.steps import compare_runs
 from gpudiag.model.bundle import LoaderSettings, OptimizerSettings, Program, Settings
 from gpudiag.model.comparison import Cause, Explanation, Measured, OpKey
 from gpudiag.model.report import KernelRow
-from gpudiag.report.causes import format_unlike
+from gpudiag.report.blocks import Table
+from gpudiag.report.causes import build_causes_section, format_unlike
 from gpudiag.report.comparison import format_comparison_headline
 
 MM, ADD, GELU = (OpKey(name, "forward", None, "[8, 8]") for name in ("aten::mm", "aten::add", "aten::gelu"))
@@ -174,6 +175,18 @@ def test_two_recordings_of_one_program_differ_by_noise_alone() -> None:
     assert found.explanation is not None
     assert {cause.kind for cause in found.explanation.causes} <= {"small", "other_work", "rest"}
     assert found.explanation.same_program is True
+
+
+@pytest.mark.parametrize(("slower_ms", "shares"), [(2.6, True), (0.0, False)])
+def test_a_difference_that_may_be_none_has_no_shares(slower_ms: float, shares: bool) -> None:
+    """Beside a difference of 3 us in 10 ms a part of 2.6 ms would be 86,000 % of it."""
+    idle = [100_000 + 1_000 * place for place in range(6)]
+    b = run([ns + 3_000 for ns in _longer(slower_ms)][::-1], {MM: _times(7.6 - slower_ms)}, idle=[ns + 2_600_000 for ns in idle])
+    section = build_causes_section(compare_runs(run(WALLS, {MM: _times(5)}, idle=idle), b))
+    assert section is not None
+    table = next(block for block in section.blocks if isinstance(block, Table))
+    assert ("share" in [column.title for column in table.columns]) is shares
+    assert {len(row.cells) for row in table.rows} == {len(table.columns)}
 
 
 def test_many_ops_that_are_each_within_their_noise_are_slower_together() -> None:
