@@ -258,13 +258,25 @@ def judge_against_each(gates: Gates, run: Measured, baselines: Sequence[Measured
 def _combine_results(results: Mapping[str, GateResult]) -> GateResult:
     """Return one result of those against each baseline, by its path: the nearest to its limit; undecided where they disagree."""
     by_outcome = {result.outcome: result for result in results.values()}
+    path, nearest = min(results.items(), key=lambda item: abs((item[1].value or 0.0) - (item[1].limit or 0.0)))
     if len(by_outcome) == 1:
-        return min(results.values(), key=lambda result: abs((result.value or 0.0) - (result.limit or 0.0)))
+        return nearest if nearest.baseline is None else _hold_against_spread(path, results)
     if "passed" not in by_outcome or "unknown" in by_outcome:
         return by_outcome.get("unknown") or by_outcome["within_noise"]
     kept = " and ".join(path for path, result in results.items() if result.outcome == "passed")
     broken = by_outcome.get("failed") or by_outcome["within_noise"]
     return msgspec.structs.replace(broken, outcome="within_noise", message=f"{broken.message}; undecided: not so against {kept}")
+
+
+def _hold_against_spread(path: str, results: Mapping[str, GateResult]) -> GateResult:
+    """Return the result against the baseline `path`; undecided where it is beyond its limit by less than the baselines differ by."""
+    nearest, values = results[path], [result.baseline for result in results.values() if result.baseline]
+    spread = max(values, default=1.0) / min(values, default=1.0)
+    message = f"{nearest.message}; against {path}, the nearest of {len(results)} baselines, which differ by {format_ratio_change(spread)}"
+    ratio, limit = nearest.value or 1.0, nearest.limit or 1.0
+    if nearest.outcome != "failed" or max(ratio / limit, limit / ratio) > spread:
+        return msgspec.structs.replace(nearest, message=message)
+    return msgspec.structs.replace(nearest, outcome="within_noise", message=f"{message}: undecided, it is beyond its limit by no more")
 
 
 def _doubt_new_findings(run: Measured, baseline: Measured) -> str:

@@ -279,7 +279,8 @@ def check(
     results, paths = judge_against_each(gates, run, before), tuple(side.report.source.path for side in before)
     warnings = [] if before else describe_ranks([run], ["the run"])
     for path, side in zip(paths, before, strict=True):
-        warnings += list_comparison_warnings(side, run, names=("the baseline" if len(before) == 1 else f"baseline {path}", "the run"))
+        name = "the baseline" if len(before) == 1 else f"baseline {path}"
+        warnings += list_comparison_warnings(side, run, names=(name, "the run"), reasons=False)
     return CheckResult(
         CheckData(
             path=run.report.source.path,

@@ -133,8 +133,8 @@ FEW_STEPS = 3
 """Analysed steps below which means of ops say little."""
 
 
-def list_comparison_warnings(a: Measured, b: Measured, names: tuple[str, str] = ("A", "B")) -> tuple[str, ...]:
-    """Return the warnings, the gravest first; `names`: what the two are called in them."""
+def list_comparison_warnings(a: Measured, b: Measured, names: tuple[str, str] = ("A", "B"), *, reasons: bool = True) -> tuple[str, ...]:
+    """Return the warnings, the gravest first; `names`: what the two are called in them; `reasons`: also why a measurement is weak."""
     found = describe_ranks((a, b), names)
     devices = [side.report.device.name if side.report.device else None for side in (a, b)]
     if devices[0] != devices[1]:
@@ -157,7 +157,8 @@ def list_comparison_warnings(a: Measured, b: Measured, names: tuple[str, str] = 
     for name, side in sides:
         for finding in side.report.findings:
             if finding.role == "measurement":
-                said = f"{'invalid' if finding.severity == 'critical' else 'weak'}: {finding.message}"
+                invalid = finding.severity == "critical"
+                said = f"{'invalid' if invalid else 'weak'}: {finding.message if invalid or reasons else 'gpudiag report says why'}"
                 weak.setdefault(said, []).append(name)
     found += [f"the measurement of {' and '.join(of)} is {said}" for said, of in weak.items()]
     return (*found, *_compare_settings(a, b, names))

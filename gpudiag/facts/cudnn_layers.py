@@ -42,12 +42,15 @@ def find_convolutions(window: Window) -> pl.DataFrame:
 
 
 def find_nchw_convolutions(window: Window) -> pl.DataFrame:
-    """Return the dense convolutions that read NCHW where NHWC serves better: 16-bit types and TF32 on a GPU, all types on a CPU.
+    """Return the dense convolutions that read NCHW where NHWC serves better: 16-bit types and TF32 on a GPU, those of oneDNN on a CPU.
 
-    Depthwise ones are left out: many are slower in NHWC. Raises NotKnownError where the strides of most were not recorded.
+    Depthwise ones are left out: many are slower in NHWC. So are those of fp64 on a CPU, which torch computes by itself, in NCHW.
+    Raises NotKnownError where the strides of most were not recorded.
     """
     work = find_convolutions(window).filter(pl.col("groups").fill_null(1) == 1)
-    if not window.on_cpu:
+    if window.on_cpu:
+        work = work.filter(pl.col("dtype") != "fp64")
+    else:
         work = work.filter(pl.col("dtype").is_in(["fp16", "bf16"]) | ((pl.col("dtype") == "fp32") & (pl.col("path") == "fast")))
     first = work.filter(pl.col("nchw").is_null() & (pl.col("k").fill_null(0) > 1))
     require(
@@ -170,7 +173,7 @@ def find_small_recurrent_layers(window: Window) -> pl.DataFrame:
 # fmt: off
 FACTS = (
     fact("nchw_convolution_share", "share", "Time in dense convolutions that read NCHW where the library computes in NHWC or blocks of "
-         "channels, over the wall time. GPU: 16-bit types and TF32; CPU: all types (oneDNN).",
+         "channels, over the wall time. GPU: 16-bit types and TF32; CPU: all types but fp64 (oneDNN).",
          lambda window: window.share_of_wall(find_nchw_convolutions(window))),
     fact("layout_conversion_share", "share", "Time in kernels by which cuDNN converts between NCHW and NHWC, over the wall time of the "
          "analysed steps; 0 on a CPU. On a CPU the conversions are part of the convolution and cannot be told apart.",

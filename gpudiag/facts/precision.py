@@ -281,6 +281,8 @@ FACTS = (
     kernel_share("fp64_work_share", "Time in fp64 ops of all kinds, on a GPU the optimizer aside, on a CPU ops that are only dispatched",
          find_fp64_work),
     fact_of(slow_path_saving_ns, "ns"),
+    fact("fp64_convolution_share", "share", "Time in fp64 convolutions over the wall time of the analysed steps.",
+         lambda window: window.share_of_wall(find_typed_work(window).filter((pl.col("family") == "conv") & (pl.col("dtype") == "fp64")))),
     fact("fp64_matrix_share", "share", "Time in fp64 matrix products and convolutions over the wall time of the analysed steps.",
          lambda window: window.share_of_wall(find_typed_work(window).filter(_IS_MATRIX).filter(pl.col("dtype") == "fp64"))),
     fact("fp32_matrix_flop_share", "share", "Part of the matrix FLOP (products, convolutions, attention) whose inputs are fp32.",

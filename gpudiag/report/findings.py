@@ -96,13 +96,21 @@ SCRIPT_PLACEHOLDER = "train.py ARGS"
 def build_ab_command(report: ReportData, script: str = "") -> str:
     """Return the `gpudiag ab` with the first fix of each finding that is told; '' where an experiment can try none of them.
 
-    `script`: the program and its arguments as words of a shell; '' where they are not known.
+    A first finding that is a line of the program and has no fix is tried by a changed copy of the script. `script`: the program and its
+    arguments as words of a shell; '' where they are not known.
     """
-    fixes: list[str] = []
-    for finding in split_findings(report)[0]:
-        known = (fix for name in finding.fixes if (fix := FIX_BY_ID.get(name)) is not None)
-        fixes += [fix.id for fix in known if fix.injected and not fix.needs_value][:1]  # a running program takes it by its name alone
-    return " ".join(["gpudiag ab", *(f"--fix {fix}" for fix in dict.fromkeys(fixes)), script or SCRIPT_PLACEHOLDER]) if fixes else ""
+    full, _ = split_findings(report)
+    injected = [
+        [fix.id for name in finding.fixes if (fix := FIX_BY_ID.get(name)) and fix.injected and not fix.needs_value] for finding in full
+    ]
+    words = [
+        f"--fix {fix}" for fix in dict.fromkeys(fixes[0] for fixes in injected if fixes)
+    ]  # a running program takes it by its name alone
+    by_hand = bool(full) and not injected[0] and any(place.file for place in full[0].where)
+    if by_hand:
+        words.insert(0, "--variant changed=script:CHANGED.py")
+    command = " ".join(["gpudiag ab", *words, script or SCRIPT_PLACEHOLDER]) if words else ""
+    return f"{command}  # CHANGED.py: a copy with the change of finding 1" if by_hand else command
 
 
 _LONGEST_PATH, _LONGEST_SCRIPT = 400, 8_000

@@ -162,18 +162,21 @@ def test_utilisation_varies_as_the_steps_do() -> None:
 
 
 def test_a_limit_is_broken_where_it_is_against_each_recording_of_the_baseline() -> None:
-    """One of two recordings of the base took 1.5 times as long as the other: 1.4 times as long is no change, 2 times is."""
-    gates = Gates(gates=(Gate(metric="step_median_ms", max=30.0, tolerance_share=0.05),), findings=FindingGate(new_at="warning"))
+    """One of two recordings of the base took 1.5 times as long as the other: 1.4 times as long is no change, 4 times is."""
+    gates = Gates(gates=(Gate(metric="step_median_ms", max=50.0, tolerance_share=0.05),), findings=FindingGate(new_at="warning"))
     fast, slow = (_called(path, run([scale * ns // 2 for ns in STEADY])) for path, scale in (("runs/1", 2), ("runs/2", 3)))
     new = [finding("A-1")]
-    between, beyond = (run([scale * ns // 5 for ns in STEADY], findings=new) for scale in (7, 10))
+    between, beyond = (run([scale * ns // 5 for ns in STEADY], findings=new) for scale in (7, 20))
     assert [one.outcome for one in judge_against_each(gates, between, [fast])] == ["passed", "failed", "failed"]
     limit, tolerance, came = judge_against_each(gates, between, [fast, slow])
     assert [limit.outcome, tolerance.outcome, came.outcome] == ["passed", "within_noise", "failed"]
     assert tolerance.message.endswith("undecided: not so against runs/2")
     assert tolerance.baseline == pytest.approx(10.0, rel=1e-3)
     _, tolerance, _ = judge_against_each(gates, beyond, [fast, slow])
-    assert (tolerance.outcome, tolerance.value) == ("failed", pytest.approx(20 / 15, rel=1e-3))
+    assert (tolerance.outcome, tolerance.value) == ("failed", pytest.approx(40 / 15, rel=1e-3))
+    assert "against runs/2, the nearest of 2 baselines, which differ by +50.0 %" in tolerance.message
+    little = judge_against_each(gates, run([8 * ns // 5 for ns in STEADY]), [fast, slow])[1]  # 1.07 times the slower one
+    assert (little.outcome, "beyond its limit by no more" in little.message) == ("within_noise", True)
     knows = _called("runs/3", msgspec.structs.replace(slow, report=msgspec.structs.replace(slow.report, findings=tuple(new))))
     assert judge_against_each(gates, between, [fast, knows])[2].outcome == "within_noise"
     assert judge_against_each(gates, between, [fast, run([])])[1].outcome == "unknown"

@@ -50,6 +50,18 @@ def test_on_a_cpu_fp64_counts_where_it_is_more_than_dispatched() -> None:
     assert [place.time_ns for place in facts.places("fp64_work")] == [300 * US, 100 * US]
 
 
+def test_convolutions_of_fp64_on_a_cpu_run_without_onednn() -> None:
+    """In fp32 they can take as little as their roofline time there, half of that in fp64; and no layout is converted for them."""
+    strides = [[64 * 3136, 3136, 56, 1], [576, 9, 3, 1]]
+    work = {"shapes": [[8, 64, 56, 56], [64, 64, 3, 3]], "strides": strides, "t_roof": 100, "flops": 1e9, "bytes_moved": 1e6}
+    op = "aten::_slow_conv2d_forward"
+    wide, single = (on_cpu(kernel(op, 0, 400, dtype=dtype, bound="compute", **work)) for dtype in ("fp64", "fp32"))
+    assert wide.value("fp64_convolution_share") == pytest.approx(0.4)
+    assert wide.value("fp64_saving_ns") == pytest.approx((400 - 100 / 2) * US)
+    assert wide.value("nchw_convolution_share") == 0
+    assert single.value("nchw_convolution_share") == pytest.approx(0.4)
+
+
 def test_where_the_bandwidth_is_not_known_the_peak_alone_bounds_what_16_bit_gives() -> None:
     device = msgspec.structs.replace(A100, bandwidth_byte_per_s=None)
     facts = Facts(analysis([product(0, 100), pointwise("aten::mul", 100, 400)], device=device))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import report_sample as sample
 from rendered import render_text
 
+from gpudiag.model.finding import Where
 from gpudiag.report import findings
 
 
@@ -16,8 +17,20 @@ def test_the_first_fix_that_a_running_program_takes_of_each_finding() -> None:
 
 
 def test_nothing_to_try_no_command() -> None:
-    report = sample.report(findings=(sample.finding(fixes=("accumulation", "of-a-rule-of-ones-own")),))
+    report = sample.report(findings=(sample.finding(fixes=("accumulation", "of-a-rule-of-ones-own"), where=()),))
     assert findings.build_ab_command(report) == ""
+
+
+def test_a_first_finding_that_no_fix_treats_is_tried_by_a_changed_copy() -> None:
+    own = sample.finding(rule="CMP-12", fixes=(), where=(Where("aten::mm", "train.py", 7, 1_000),))
+    second = sample.finding(rule="A-02", fixes=("loader-workers",))
+    command = "gpudiag ab --variant changed=script:CHANGED.py{} train.py  # CHANGED.py: a copy with the change of finding 1"
+    for found, expected in (
+        ((own, second), command.format(" --fix loader-workers")),
+        ((own,), command.format("")),
+        ((second, own), "gpudiag ab --fix loader-workers train.py"),
+    ):
+        assert findings.build_ab_command(sample.report(findings=found), "train.py") == expected
 
 
 def test_the_command_of_the_report_names_the_recorded_script_or_what_stands_for_it() -> None:
