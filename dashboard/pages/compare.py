@@ -55,6 +55,7 @@ class Compare(ContentPage):
         side_a, side_b = (msgspec.structs.replace(side, path=name or "") for side, name in named)
         compared = msgspec.structs.replace(compared, a=side_a, b=side_b)
         meaning, unlike = comparison.format_interval_meaning(compared), causes.format_unlike(compared)
+        same = causes.format_nothing_set(compared)
         warnings = [html.Li(clean_text(warning)) for warning in compared.warnings]
         swap = build_link("Swap A and B", View(view.page, view.other, view.bundle).href())
         another = build_link("Another B", view.bare.href(other=None))
@@ -62,6 +63,7 @@ class Compare(ContentPage):
             html.H1(f"{components.clean_long_text(comparison.format_comparison_headline(compared))}."),
             components.build_quiet(meaning) if meaning else None,
             html.P(html.Strong(unlike)) if unlike else None,
+            html.P(same) if same else None,
             html.Ul(warnings, className="warnings") if warnings else None,
             *build_section(causes.build_causes_section(compared), view),
             *build_section(comparison.build_runs_section(compared), view),

@@ -162,7 +162,7 @@ class BudgetError(ArmError):
     """The time for the experiment was over while the arm ran."""
 
     def __init__(self, name: str) -> None:
-        super().__init__("timeout", f"the budget was spent ({name})")
+        super().__init__("timeout", f"the budget was spent while {name} ran")
 
 
 class EndedError(ArmError):

@@ -372,7 +372,8 @@ class Experiment:
         recipe = choose_recipe(self.tried, self.plan.command, checked=self.options.parity)
         if complete and self.options.parity:
             notes.extend(list_unchecked(self.tried))
-        if left and (least_s := self._estimate_least_s()) > 0:
+        unmeasured = any(not key.startswith("parity:") for key in self.left)
+        if unmeasured and (least_s := self._estimate_least_s()) > 0:
             notes.append(f"{_format_least(least_s)}: --budget should allow that for each")
         return ExperimentData(
             baseline=self.baseline,

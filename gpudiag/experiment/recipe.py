@@ -82,7 +82,7 @@ def is_accepted(one: Outcome, *, checked: bool) -> bool:
 def list_unchecked(tried: Sequence[tuple[Variant, Outcome]]) -> tuple[str, ...]:
     """List a line on each change that is proved to be faster, and left out of the recipe as its parity is not known."""
     return tuple(
-        f"{variant.name} is faster, but no part of the recipe: whether it trains the same is not known (--no-parity takes it)"
+        f"{variant.name} is faster, but no part of the recipe: whether it trains the same was not checked (--no-parity takes it unchecked)"
         for variant, one in tried
         if is_proved(one) and not is_accepted(one, checked=True)
     )

@@ -114,6 +114,17 @@ def format_unlike(found: StepComparison) -> str:
     )
 
 
+def format_nothing_set(found: StepComparison) -> str:
+    """Return that a certain difference has no setting behind it, '' where one was changed or they are not known."""
+    why = found.explanation
+    if found.same_recording or found.verdict not in ("faster", "slower") or why is None or not why.settings_known or why.settings:
+        return ""
+    return (
+        "Nothing that was recorded was set otherwise. If the code did not change either, this is how far two recordings of one program "
+        "differ here: the interval holds what varies within each."
+    )
+
+
 def find_main_cause(why: Explanation) -> Cause | None:
     """Return the largest cause in the direction of the difference; None where there is none but noise and what is not known."""
     main = next(iter(why.causes), None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from gpudiag.model.comparison import Change, OpChange, StepComparison
 from gpudiag.model.event_labels import format_kernel_name
 from gpudiag.report.blocks import Block, Cell, Column, Document, Listing, Paragraph, Row, Section, Table, Tone, build_row, say_all
-from gpudiag.report.causes import build_causes_section, format_main_cause, format_signed_ns, format_unlike
+from gpudiag.report.causes import build_causes_section, format_main_cause, format_nothing_set, format_signed_ns, format_unlike
 from gpudiag.report.labels import format_bucket_name, pluralize
 from gpudiag.units import describe_ratio_change, format_ns, format_ratio_change, format_share
 
@@ -65,7 +65,7 @@ def build_comparison(found: StepComparison, top: int) -> Document:
     gate, meaning = format_speed_gate(found), format_interval_meaning(found)
     failed = found.gate is not None and found.gate.fails
     leads: list[Block] = [Paragraph(gate, "bad" if failed else "strong")] if gate else []
-    leads += say_all([format_unlike(found)], "strong")
+    leads += [*say_all([format_unlike(found)], "strong"), *say_all([format_nothing_set(found)])]
     leads += [Listing(found.warnings, "warning")] if found.warnings else []
     sections = (
         build_causes_section(found),

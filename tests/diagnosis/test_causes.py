@@ -15,7 +15,7 @@ from gpudiag.model.bundle import LoaderSettings, OptimizerSettings, Program, Set
 from gpudiag.model.comparison import Cause, Explanation, Measured, OpKey
 from gpudiag.model.report import KernelRow
 from gpudiag.report.blocks import Table
-from gpudiag.report.causes import build_causes_section, format_unlike
+from gpudiag.report.causes import build_causes_section, format_nothing_set, format_unlike
 from gpudiag.report.comparison import format_comparison_headline
 
 MM, ADD, GELU = (OpKey(name, "forward", None, "[8, 8]") for name in ("aten::mm", "aten::add", "aten::gelu"))
@@ -187,6 +187,14 @@ def test_a_difference_that_may_be_none_has_no_shares(slower_ms: float, shares: b
     table = next(block for block in section.blocks if isinstance(block, Table))
     assert ("share" in [column.title for column in table.columns]) is shares
     assert {len(row.cells) for row in table.rows} == {len(table.columns)}
+
+
+def test_a_certain_difference_without_a_changed_setting_may_be_that_of_two_recordings() -> None:
+    a, changed = (run(WALLS, {MM: _times(4)}, recorded=recorded(Settings(threads=threads))) for threads in (2, 4))
+    b = run(_longer(2), {MM: _times(4)}, recorded=recorded(Settings(threads=2)))
+    assert "how far two recordings of one program differ" in format_nothing_set(compare_runs(a, b))
+    for other in (run(_longer(2), {MM: _times(4)}), run(WALLS[::-1], {MM: _times(4)}, recorded=recorded()), changed):
+        assert format_nothing_set(compare_runs(a, other)) == ""
 
 
 def test_many_ops_that_are_each_within_their_noise_are_slower_together() -> None:
