@@ -70,6 +70,11 @@ def find_ops_left_in_fp32(window: Window) -> pl.Series:
 
 _FAMILIES_OF_CLASSES = {"gemm": "gemm", "convolution": "conv", "attention": "attention"}
 _NAMED_FP64 = r"(?i)dgemm|d884|dmma|f64f64|[<, ]double[>, ]"
+_NAMED_HALF = r"(?i)fp16|bf16|half|hgemm"
+"""Of inputs in 16 bit that are multiplied on vector units, such as volta_fp16_sgemm_fp16_128x64_nn."""
+
+LEAST_SHAPED = 0.01
+"""Part of the device's time that has to have shapes for them to tell types (heuristic: a trace without shapes may hold a few)."""
 
 
 def find_typed_work(window: Window) -> pl.DataFrame:
@@ -78,12 +83,13 @@ def find_typed_work(window: Window) -> pl.DataFrame:
     So a recording of Nsight Systems tells fp32 products on vector units (sgemm, ffma) and fp64; what its names do not tell stays null.
     """
     frame = window.kernels
-    if not frame.height or frame["signature"].is_not_null().any():
+    shaped_ns = int(frame.filter(pl.col("signature").is_not_null())["time_ns"].sum())
+    if not frame.height or shaped_ns >= LEAST_SHAPED * int(frame["time_ns"].sum()):
         return window.work(shapes=True)
     names = frame.select(pl.col("name").unique())
     families = pl.Series(classify_kernel_names(names["name"])).replace_strict(_FAMILIES_OF_CLASSES, default="other", return_dtype=pl.String)
     matrix, text = families != "other", pl.col("name")
-    fp32 = pl.lit(matrix) & text.str.contains(SLOW_NAMES) & ~text.str.contains(FAST_NAMES)
+    fp32 = pl.lit(matrix) & text.str.contains(SLOW_NAMES) & ~text.str.contains(FAST_NAMES) & ~text.str.contains(_NAMED_HALF)
     told = names.with_columns(
         family=families, dtype=pl.when(text.str.contains(_NAMED_FP64)).then(pl.lit("fp64")).when(fp32).then(pl.lit("fp32"))
     )
@@ -161,6 +167,17 @@ def measure_speedup(window: Window, fast: tuple[str, ...], usual: tuple[str, ...
     peak = find_best_peak(window, *fast)
     slower = require_known(find_best_peak(window, *usual), f"the {words} peak of this device is not known")
     return 1.0 if peak is None else peak / slower
+
+
+def named_half_saving_ns(window: Window) -> float:
+    """Time that fp32 matrix work would save in 16 bit by the ratio of the peaks, and all other kernels by moving half the bytes.
+
+    For recordings without shapes: an upper bound, for norms and losses stay in fp32 under autocast, and copies are no kernels.
+    """
+    speedup = half_precision_speedup(window)
+    work = find_typed_work(window).filter(pl.col("kind") == "kernel")
+    products = (_IS_MATRIX & (pl.col("dtype") == "fp32")).fill_null(False)
+    return window.saving_ns(work, pl.when(products).then(pl.col("time_ns") / speedup).otherwise(pl.col("time_ns") / 2))
 
 
 REACH = 8.0
@@ -298,6 +315,7 @@ FACTS = (
     fact("has_bf16_path", "bool", "Whether the device has matrix engines for bf16 (V100 and T4 emulate it, and gain nothing).",
          lambda window: "bf16" in window.device.peaks),
     fact_of(half_precision_speedup, "ratio"),
+    fact_of(named_half_saving_ns, "ns"),
     fact_of(half_precision_saving_ns, "ns"),
     fact("bandwidth_known", "bool", "Whether the memory bandwidth of the device is known.",
          lambda window: window.device.bandwidth_byte_per_s is not None),

@@ -10,6 +10,8 @@ import pytest
 from factories import A100, CPU, US, Work, analysis, kernel
 from msgspec.structs import replace
 
+from gpudiag.diagnosis.engine import judge
+from gpudiag.diagnosis.loader import load_rules
 from gpudiag.facts import Facts
 from gpudiag.facts.precision import find_ops_left_in_fp32
 from gpudiag.facts.window import Window
@@ -60,6 +62,28 @@ def test_convolutions_of_fp64_on_a_cpu_run_without_onednn() -> None:
     assert wide.value("fp64_saving_ns") == pytest.approx((400 - 100 / 2) * US)
     assert wide.value("nchw_convolution_share") == 0
     assert single.value("nchw_convolution_share") == pytest.approx(0.4)
+
+
+V100 = replace(A100, name="V100", peaks={"fp32": 15.7e12, "fp16": 125.6e12})
+NAMED = [  # what a recording without shapes holds: names; sgemm of 16-bit inputs is none of fp32
+    ("volta_sgemm_128x64_nn", 0, 400), ("volta_fp16_sgemm_fp16_128x64_nn", 400, 500), ("volta_h884gemm_128x128_ldg8_nn", 500, 600),
+    ("void at::native::vectorized_elementwise_kernel<4, ...>", 600, 800),
+]  # fmt: skip
+
+
+def test_kernel_names_tell_fp32_products_that_16_bit_engines_would_take() -> None:
+    work = [kernel("aten::op", start, end, name=name, shapes=None) for name, start, end in NAMED]
+    facts = Facts(analysis(work, device=V100))
+    assert facts.value("shaped_share") == 0
+    assert facts.value("slow_matrix_share") == pytest.approx(0.4)
+    assert (facts.value("tf32_speedup"), facts.value("half_precision_speedup")) == (1.0, pytest.approx(8.0))
+    assert facts.value("named_half_saving_ns") == pytest.approx((400 * 7 / 8 + 400 / 2) * US)
+    found = {finding.rule: finding for finding in judge(analysis(work, device=V100), load_rules()).findings}
+    assert (found["CMP-14"].severity, found["CMP-14"].fixes) == ("warning", ("fp16",))
+    assert "40 % of a step" in found["CMP-14"].message
+    few = [*work, kernel("aten::op", 900, 905, shapes=[[N, N]])]  # a few ops with shapes do not tell the types of the others
+    assert Facts(analysis(few, device=V100)).value("slow_matrix_share") == pytest.approx(0.4)
+    assert "CMP-14" not in {finding.rule for finding in judge(analysis(work), load_rules()).findings}  # an A100 has TF32
 
 
 def test_where_the_bandwidth_is_not_known_the_peak_alone_bounds_what_16_bit_gives() -> None:
