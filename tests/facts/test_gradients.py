@@ -134,7 +134,7 @@ dist.init_process_group("gloo")
 
 def build(**options):
     model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
-    model.register_buffer("queue", torch.zeros(4_000_000))
+    model.register_buffer("queue", torch.zeros(16_000_000))
     return torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, **options)
 
 def step(model):
@@ -156,7 +156,7 @@ dist.destroy_process_group()
 @pytest.mark.slow
 @pytest.mark.needs("torch")
 def test_a_queue_of_samples_that_is_sent_in_each_pass(tmp_path: Path) -> None:
-    """16 MB before each pass, as a queue of keys that is a buffer: a step without it takes less than half the time."""
+    """64 MB before each pass, as a queue of keys that is a buffer: a step without it takes less than half the time."""
     (tmp_path / "train.py").write_text(QUEUE)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
