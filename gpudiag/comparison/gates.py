@@ -250,29 +250,30 @@ def judge_against_each(gates: Gates, run: Measured, baselines: Sequence[Measured
     """
     if not baselines:
         return judge_gates(gates, run)
-    names = [one.report.source.path for one in baselines]
+    paths = [one.report.source.path for one in baselines]
     judged = zip(*(judge_gates(gates, run, one) for one in baselines), strict=True)
-    return tuple(_combine_results(dict(zip(names, results, strict=True))) for results in judged)
+    return tuple(_combine_results(paths, results) for results in judged)
 
 
-def _combine_results(results: Mapping[str, GateResult]) -> GateResult:
-    """Return one result of those against each baseline, by its path: the nearest to its limit; undecided where they disagree."""
-    by_outcome = {result.outcome: result for result in results.values()}
-    path, nearest = min(results.items(), key=lambda item: abs((item[1].value or 0.0) - (item[1].limit or 0.0)))
+def _combine_results(paths: Sequence[str], results: Sequence[GateResult]) -> GateResult:
+    """Return one result of those against each of the baselines at `paths`: the nearest to its limit; undecided where they disagree."""
+    by_outcome = {result.outcome: result for result in results}
     if len(by_outcome) == 1:
-        return nearest if nearest.baseline is None else _hold_against_spread(path, results)
+        path, nearest = min(zip(paths, results, strict=True), key=lambda pair: abs((pair[1].value or 0.0) - (pair[1].limit or 0.0)))
+        return (
+            nearest if nearest.baseline is None else _hold_against_spread(nearest, path, [one.baseline for one in results if one.baseline])
+        )
     if "passed" not in by_outcome or "unknown" in by_outcome:
         return by_outcome.get("unknown") or by_outcome["within_noise"]
-    kept = " and ".join(path for path, result in results.items() if result.outcome == "passed")
+    kept = " and ".join(path for path, result in zip(paths, results, strict=True) if result.outcome == "passed")
     broken = by_outcome.get("failed") or by_outcome["within_noise"]
     return msgspec.structs.replace(broken, outcome="within_noise", message=f"{broken.message}; undecided: not so against {kept}")
 
 
-def _hold_against_spread(path: str, results: Mapping[str, GateResult]) -> GateResult:
-    """Return the result against the baseline `path`; undecided where it is beyond its limit by less than the baselines differ by."""
-    nearest, values = results[path], [result.baseline for result in results.values() if result.baseline]
-    spread = max(values, default=1.0) / min(values, default=1.0)
-    message = f"{nearest.message}; against {path}, the nearest of {len(results)} baselines, which differ by {format_ratio_change(spread)}"
+def _hold_against_spread(nearest: GateResult, path: str, baselines: Sequence[float]) -> GateResult:
+    """Return the result against the nearest baseline, at `path`; undecided where it is beyond its limit by less than they differ by."""
+    spread = max(baselines) / min(baselines)
+    message = f"{nearest.message}; against {path}, the nearest of {len(baselines)} baselines, which differ by {format_ratio_change(spread)}"
     ratio, limit = nearest.value or 1.0, nearest.limit or 1.0
     if nearest.outcome != "failed" or max(ratio / limit, limit / ratio) > spread:
         return msgspec.structs.replace(nearest, message=message)

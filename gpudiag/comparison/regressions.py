@@ -189,8 +189,11 @@ def _judge_forbidden(gate: FindingGate, rule: str, outcome: RuleOutcome | None, 
 
 def _list_suppressed_rules(report: ReportData) -> dict[str, str]:
     """Return the rules that another finding stood for, with which: of two runs of one program each may tell the same time by another."""
-    notices = {one.id: one.notice for one in report.rules if one.notice is not None and one.notice.code == NoticeCode.SUPPRESSED_BY_RULE}
-    return {rule: f"in the baseline {notice.params['rule']} stands for {rule}" for rule, notice in notices.items()}
+    return {
+        one.id: f"in the baseline {one.notice.params['rule']} stands for {one.id}"
+        for one in report.rules
+        if one.notice is not None and one.notice.code == NoticeCode.SUPPRESSED_BY_RULE
+    }
 
 
 def _build_finding_result(gate: FindingGate, name: str, outcome: GateOutcome, message: str, count: float | None) -> GateResult:

@@ -49,7 +49,7 @@ def find_nchw_convolutions(window: Window) -> pl.DataFrame:
     """
     work = find_convolutions(window).filter(pl.col("groups").fill_null(1) == 1)
     if window.on_cpu:
-        work = work.filter(pl.col("dtype") != "fp64")
+        work = work.filter(pl.col("dtype").ne_missing("fp64"))
     else:
         work = work.filter(pl.col("dtype").is_in(["fp16", "bf16"]) | ((pl.col("dtype") == "fp32") & (pl.col("path") == "fast")))
     first = work.filter(pl.col("nchw").is_null() & (pl.col("k").fill_null(0) > 1))

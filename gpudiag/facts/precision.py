@@ -172,10 +172,10 @@ def measure_speedup(window: Window, fast: tuple[str, ...], usual: tuple[str, ...
 def named_half_saving_ns(window: Window) -> float:
     """Time that fp32 matrix work would save in 16 bit by the ratio of the peaks, and all other kernels by moving half the bytes.
 
-    For recordings without shapes: an upper bound, for norms and losses stay in fp32 under autocast, and copies are no kernels.
+    For recordings without shapes: an upper bound, for norms and losses stay in fp32 under autocast. Without copies and collectives.
     """
     speedup = half_precision_speedup(window)
-    work = find_typed_work(window).filter(pl.col("kind") == "kernel")
+    work = find_typed_work(window).filter((pl.col("kind") == "kernel") & ~pl.col("collective").fill_null(False))
     products = (_IS_MATRIX & (pl.col("dtype") == "fp32")).fill_null(False)
     return window.saving_ns(work, pl.when(products).then(pl.col("time_ns") / speedup).otherwise(pl.col("time_ns") / 2))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from gpudiag.model.comparison import Cause, CausePart, Explanation, SettingChange, StepComparison
 from gpudiag.model.event_labels import format_kernel_name
 from gpudiag.report.blocks import Block, Cell, Column, Paragraph, Row, Section, Table, Tone, Topics, build_row, say_all
@@ -144,31 +146,31 @@ def build_causes_section(found: StepComparison) -> Section | None:
         return Section(title, (Paragraph("No part of the step changed by more than it varies from step to step.", "quiet"),), "causes")
     rows, told, common = [], [], _find_common_settings(why)
     for number, cause in enumerate(why.causes, start=1):
-        rows.append(_build_row(str(number), cause, found, shares=shown))
+        rows.append(_build_row(str(number), cause, found))
         evidence = ". ".join(_list_evidence(cause, why, common))
         if evidence and abs(cause.share or 1.0) >= _WORTH_TELLING:
             told.append((str(number), evidence))
-    total = ["", _name_difference(found), "", "", format_signed_ns(why.difference_ns)]
-    rows.append(build_row(*total, *([_format_share(1.0)] if shown else []), level="total"))
-    columns = (
+    rows.append(build_row("", _name_difference(found), "", "", format_signed_ns(why.difference_ns), _format_share(1.0), level="total"))
+    columns = [
         Column(""), Column("part of the difference", "words"), Column("A", "number", least=70), Column("B", "number", least=70),
-        Column("change", "number", "B less A, a step, with its interval"),
-        *([Column("share", "number", "of the difference", least=50)] if shown else []),
-    )  # fmt: skip
-    blocks: list[Block] = [Table(columns, tuple(rows), "Causes of the difference")]
+        Column("change", "number", "B less A, a step, with its interval"), Column("share", "number", "of the difference", least=50),
+    ]  # fmt: skip
+    if not shown:
+        rows, columns = [msgspec.structs.replace(row, cells=row.cells[:-1]) for row in rows], columns[:-1]
+    blocks: list[Block] = [Table(tuple(columns), tuple(rows), "Causes of the difference")]
     if told:
         blocks.append(Topics(tuple(told[:_MOST_TOLD])))
     return Section(title, (*blocks, *say_all(_list_notes(found, why, common), "quiet")), "causes")
 
 
-def _build_row(number: str, cause: Cause, found: StepComparison, *, shares: bool) -> Row:
+def _build_row(number: str, cause: Cause, found: StepComparison) -> Row:
     last = cause.kind in _LAST
     tone: Tone = "" if last else "bad" if cause.delta_ns > 0 else "good"
     times = ["-", "-"] if cause.kind == "rest" else [format_ns(cause.a_ns), format_ns(cause.b_ns)]
     interval = () if cause.low_ns is None or cause.high_ns is None else (cause.low_ns, cause.high_ns)
     between = (" to ".join(map(format_signed_ns, interval)),) if interval else ()
     change = Cell(format_signed_ns(cause.delta_ns), cause.delta_ns, between, tone)
-    return build_row(number, name_cause(cause, found), *times, change, *([_format_share(cause.share)] if shares else []))
+    return build_row(number, name_cause(cause, found), *times, change, _format_share(cause.share))
 
 
 def _find_common_settings(why: Explanation) -> tuple[SettingChange, ...]:

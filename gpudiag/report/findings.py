@@ -100,17 +100,15 @@ def build_ab_command(report: ReportData, script: str = "") -> str:
     arguments as words of a shell; '' where they are not known.
     """
     full, _ = split_findings(report)
+    # A running program takes a fix by its name alone
     injected = [
         [fix.id for name in finding.fixes if (fix := FIX_BY_ID.get(name)) and fix.injected and not fix.needs_value] for finding in full
     ]
-    words = [
-        f"--fix {fix}" for fix in dict.fromkeys(fixes[0] for fixes in injected if fixes)
-    ]  # a running program takes it by its name alone
-    by_hand = bool(full) and not injected[0] and any(place.file for place in full[0].where)
-    if by_hand:
+    words, note = [f"--fix {fix}" for fix in dict.fromkeys(fixes[0] for fixes in injected if fixes)], ""
+    if full and not injected[0] and any(place.file for place in full[0].where):
         words.insert(0, "--variant changed=script:CHANGED.py")
-    command = " ".join(["gpudiag ab", *words, script or SCRIPT_PLACEHOLDER]) if words else ""
-    return f"{command}  # CHANGED.py: a copy with the change of finding 1" if by_hand else command
+        note = "  # CHANGED.py: a copy with the change of finding 1"
+    return f"{' '.join(['gpudiag ab', *words, script or SCRIPT_PLACEHOLDER])}{note}" if words else ""
 
 
 _LONGEST_PATH, _LONGEST_SCRIPT = 400, 8_000

@@ -177,6 +177,8 @@ def test_a_limit_is_broken_where_it_is_against_each_recording_of_the_baseline() 
     assert "against runs/2, the nearest of 2 baselines, which differ by +50.0 %" in tolerance.message
     little = judge_against_each(gates, run([8 * ns // 5 for ns in STEADY]), [fast, slow])[1]  # 1.07 times the slower one
     assert (little.outcome, "beyond its limit by no more" in little.message) == ("within_noise", True)
+    both = [_called("", side) for side in (fast, slow)]  # reports from files may tell no path
+    assert judge_against_each(gates, between, both)[1].outcome == "within_noise"
     knows = _called("runs/3", msgspec.structs.replace(slow, report=msgspec.structs.replace(slow.report, findings=tuple(new))))
     assert judge_against_each(gates, between, [fast, knows])[2].outcome == "within_noise"
     assert judge_against_each(gates, between, [fast, run([])])[1].outcome == "unknown"

@@ -73,6 +73,7 @@ NAMED = [  # what a recording without shapes holds: names; sgemm of 16-bit input
 
 def test_kernel_names_tell_fp32_products_that_16_bit_engines_would_take() -> None:
     work = [kernel("aten::op", start, end, name=name, shapes=None) for name, start, end in NAMED]
+    work.append(kernel("record_param_comms", 800, 900, name="ncclDevKernel_AllReduce_Sum_f32", collective=True))
     facts = Facts(analysis(work, device=V100))
     assert facts.value("shaped_share") == 0
     assert facts.value("slow_matrix_share") == pytest.approx(0.4)
