@@ -184,7 +184,7 @@ def _list_ops(a: Measured, b: Measured, pairs: Sequence[OpPair], step_ns: float)
             piece = _Piece("", a_times, b_times)
             kind, used = _classify(pair, piece, kernels, on_cpu=on_cpu)
             part = _describe_op(pair, piece, used)
-            found.append(piece._replace(kind=kind, phase=part.phase, part=part, works=_find_works(pair, part)))
+            found.append(piece._replace(kind=kind, phase=part.phase, part=part, works=_find_works(pair, part, on_cpu=on_cpu)))
     return _settle_even_ones(_match_replaced(found, step_ns), step_ns)
 
 
@@ -268,7 +268,7 @@ def _describe_op(pair: OpPair, times: _Piece, kernels: tuple[str | None, str | N
     )
 
 
-def _find_works(pair: OpPair, part: CausePart) -> frozenset[str]:
+def _find_works(pair: OpPair, part: CausePart, *, on_cpu: bool) -> frozenset[str]:
     """Return the kinds of work that an op is (comparison.settings.Reach.work)."""
     name = part.name.lower()
     told = {
@@ -276,6 +276,7 @@ def _find_works(pair: OpPair, part: CausePart) -> frozenset[str]:
         "convolution": "conv" in name,
         "attention": "attention" in name,
         "optimizer": part.phase == "optimizer",
+        "cpu": on_cpu,
     }
     return frozenset(work for work, true in told.items() if true)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from gpudiag.arrays import Ints
+from gpudiag.attribution.names import map_distinct
 from gpudiag.model.analysis import Analysis
 from gpudiag.report import labels
 from gpudiag.report.blocks import BarPart, Bars, Block, Cell, Column, Heading, Row, Table
 from gpudiag.report.event_card import read_raw_names
-from gpudiag.timeline.lanes import LANE_TABLES, STYLES, Codes, find_within
+from gpudiag.timeline.lanes import LANE_TABLES, STYLES, Lane, find_within
 from gpudiag.timeline.lanes import Row as LaneEvents
 from gpudiag.units import format_ns, format_share
 
@@ -26,6 +28,8 @@ SEARCHED = ("kernels", "ops", "launches", "marks", "frames")
 MOST_LETTERS = 1_500
 """Of a name that can be searched for by a link."""
 
+Flags = npt.NDArray[np.bool_]
+
 _TITLES = {
     "kernels": "Work of the {device}",
     "idle": "Idle time by cause",
@@ -36,16 +40,19 @@ _TITLES = {
     "frames": "Python functions, with what they call",
     "steps": "Steps",
 }
+_STRIDES = {"kernels": len(STYLES)}
+"""Keys that a name has where its events are told apart by style; elsewhere 1."""
 _BUCKETS = {"communication": "exposed_communication", "copy": "exposed_copy"}
 """Bounds whose colour has the name of a bucket."""
 
 
 class NameSum(NamedTuple):
-    """The events of one name and one style."""
+    """The events of one name, of kernels those of one bound."""
 
     name: str
     """As it stands in the trace."""
     style: str
+    """Its bound, among kernels; '' elsewhere."""
     events: int
     ns: int
     longest_ns: int
@@ -60,60 +67,100 @@ class TableSum(NamedTuple):
     names: tuple[NameSum, ...]
     others: int
     styles: tuple[tuple[str, int], ...]
+    """Of kernels; of other tables ()."""
 
 
-class Events(NamedTuple):
-    """Events of one table, or pieces of such: row, style and ns of each."""
+class NameSums:
+    """Sums the events of a recording by name, those of kernels by bound too. Safe to be asked by several threads."""
 
-    id: Ints
-    code: Codes
-    ns: Ints
+    def __init__(self, analysis: Analysis, lanes: Sequence[Lane]) -> None:
+        """Give each name a key, and each event that of its name: millions of events are then summed within some hundredths of a second."""
+        self._analysis, self._lanes = analysis, lanes
+        self._examples: dict[int, Ints] = {}
+        """By place in LANE_TABLES for each name of the table a row that bears it, in the order of the names."""
+        self._slices: dict[int, slice] = {}
+        ranks, size = {}, 0
+        for number in sorted({number for lane in lanes for row in lane.rows for number in _list_tables(row)}):
+            table = LANE_TABLES[number]
+            names = read_raw_names(analysis, table)
+            rank: Ints = map_distinct(names, lambda distinct: distinct.rank("dense")).cast(pl.Int64).fill_null(0).to_numpy()
+            self._examples[number] = example = np.zeros(int(rank.max(initial=0)) + 1, dtype=np.int64)
+            example[rank] = np.arange(len(rank))
+            self._slices[number] = slice(size, size + len(example) * _STRIDES.get(table, 1))
+            ranks[number], size = rank, self._slices[number].stop
+        self._size = size
+        self._keys = [[self._key_events(row, ranks) for row in lane.rows] for lane in lanes]
+
+    def _key_events(self, row: LaneEvents, ranks: Mapping[int, Ints]) -> Ints:
+        keys = np.empty(len(row.id), dtype=np.int64)
+        for number in _list_tables(row):
+            chosen, stride = row.table == number, _STRIDES.get(LANE_TABLES[number], 1)
+            styles = row.code[chosen] if stride > 1 else 0
+            keys[chosen] = self._slices[number].start + ranks[number][row.id[chosen]] * stride + styles
+        return keys
+
+    def sum_events(
+        self, places: Iterable[tuple[int, int]], from_ns: int, to_ns: int, marks: Mapping[int, Flags] | None = None
+    ) -> tuple[TableSum, ...]:
+        """Return the time within [from_ns, to_ns) of the events of rows (lane, row), by table in the order in which they are read.
+
+        `marks`: those of them alone whose row of a table is marked, by place in LANE_TABLES.
+        """
+        events, ns, longest = (np.zeros(self._size, dtype=np.int64) for _ in range(3))
+        for lane, place in places:
+            row = self._lanes[lane].rows[place]
+            span = slice(*find_within(row, from_ns, to_ns))
+            keys, ids, spent = self._keys[lane][place][span], row.id[span], row.end_ns[span] - row.start_ns[span]
+            if len(spent):  # the events of a row do not overlap: only the outermost reach beyond the window
+                spent[0] -= max(0, from_ns - int(row.start_ns[span.start]))
+                spent[-1] -= max(0, int(row.end_ns[span.stop - 1]) - to_ns)
+            if marks is not None:
+                chosen = match_marks(row, span, marks)
+                keys, ids, spent = keys[chosen], ids[chosen], spent[chosen]
+            np.add.at(ns, keys, spent)
+            np.maximum.at(longest, keys, spent)
+            np.add.at(events, keys[_find_last_pieces(ids)] if self._lanes[lane].kind == "work" else keys, 1)
+        numbers = [number for number in map(LANE_TABLES.index, _TITLES) if number in self._slices]
+        return tuple(self._sum_table(number, events, ns, longest) for number in numbers if events[self._slices[number]].any())
+
+    def _sum_table(self, number: int, events: Ints, ns: Ints, longest: Ints) -> TableSum:
+        table, keys = LANE_TABLES[number], self._slices[number]
+        events, ns, longest, stride = events[keys], ns[keys], longest[keys], _STRIDES.get(table, 1)
+        found = np.flatnonzero(events)
+        found = found[np.argsort(-ns[found], kind="stable")]  # the keys are in the order of the names
+        top = found[:MOST_NAMES]
+        names = read_raw_names(self._analysis, table).gather(self._examples[number][top // stride]).cast(pl.String).fill_null("")
+        sums = tuple(
+            NameSum(name, STYLES[key % stride] if stride > 1 else "", int(events[key]), int(ns[key]), int(longest[key]))
+            for name, key in zip(names, top.tolist(), strict=True)
+        )
+        by_style = np.zeros(stride, dtype=np.int64)
+        np.add.at(by_style, found % stride, ns[found])
+        styles = tuple((STYLES[code], int(by_style[code])) for code in np.argsort(-by_style, kind="stable").tolist() if by_style[code])
+        return TableSum(table, int(events.sum()), int(ns.sum()), sums, len(found) - len(top), styles if stride > 1 else ())
 
 
-def cut_events(rows: Sequence[LaneEvents], from_ns: int, to_ns: int) -> dict[str, Events]:
-    """Return by table the events of `rows` that reach into [from_ns, to_ns), with their time in it."""
-    parts: dict[str, list[Events]] = {}
-    for row in rows:
-        span = slice(*find_within(row, from_ns, to_ns))
-        table = row.table[span]
-        ns = row.end_ns[span] - row.start_ns[span]
-        if len(ns):  # the events of a row do not overlap: only the outermost reach beyond the window
-            ns[0] -= max(0, from_ns - int(row.start_ns[span.start]))
-            ns[-1] -= max(0, int(row.end_ns[span.stop - 1]) - to_ns)
-        numbers = np.flatnonzero(np.bincount(table)).tolist()
-        for number in numbers:
-            chosen = slice(None) if len(numbers) == 1 else table == number  # most rows hold events of one table
-            part = Events(row.id[span][chosen], row.code[span][chosen], ns[chosen])
-            parts.setdefault(LANE_TABLES[number], []).append(part)
-    return {table: Events(*map(np.concatenate, zip(*found, strict=True))) for table, found in parts.items()}
+def _list_tables(row: LaneEvents) -> list[int]:
+    return [number for number, count in enumerate(np.bincount(row.table).tolist()) if count]
 
 
-def sum_events(analysis: Analysis, events: Mapping[str, Events]) -> tuple[TableSum, ...]:
-    """Return the time of events by table, name and bound, in the order in which they are read."""
-    return tuple(_sum_table(analysis, table, events[table]) for table in _TITLES if table in events and len(events[table].id))
+def match_marks(row: LaneEvents, span: slice, marks: Mapping[int, Flags]) -> Flags:
+    """Return which events of a part of a row are marked; `marks`: by place in LANE_TABLES for each row of that table."""
+    table, ids = row.table[span], row.id[span]
+    found = np.zeros(len(ids), dtype=np.bool_)
+    for number, of_table in marks.items():
+        chosen = table == number
+        found[chosen] = of_table[ids[chosen]]
+    return found
 
 
-def _sum_table(analysis: Analysis, table: str, events: Events) -> TableSum:
-    ids, code, ns = events
-    of_table = read_raw_names(analysis, table)
-    # a cause of idle time is a style
-    key = pl.Series(code) if table == "idle" else of_table.cast(pl.Categorical).to_physical().gather(ids)
-    if table == "kernels":  # one number for name and bound: by two columns it takes twice as long
-        key = key.cast(pl.Int64).fill_null(-1) * len(STYLES) + pl.Series(code)
-    frame = pl.DataFrame({"key": key, "id": ids, "ns": ns})
-    pieces = table == "kernels" and analysis.device_index is None  # of a CPU: an op stands in pieces
-    count = pl.col("id").n_unique() if pieces else pl.len()
-    longest = pl.col("ns").max().alias("longest")
-    grouped = frame.with_row_index("place").group_by("key").agg(count.alias("events"), pl.col("ns").sum(), longest, pl.col("place").first())
-    name = of_table.gather(ids[grouped["place"].to_numpy()]).cast(pl.String).fill_null("").alias("name")
-    grouped = grouped.with_columns(name, pl.Series("code", code[grouped["place"].to_numpy()]))
-    grouped = grouped.sort("ns", "name", descending=[True, False]).select("name", "code", "events", "ns", "longest")
-    sums = tuple(
-        NameSum(name, STYLES[style], events, spent, longest) for name, style, events, spent, longest in grouped.head(MOST_NAMES).iter_rows()
-    )
-    by_style = grouped.group_by("code").agg(pl.col("ns").sum()).sort("ns", "code", descending=[True, False])
-    styles = tuple((STYLES[style], int(spent)) for style, spent in by_style.iter_rows())
-    return TableSum(table, int(grouped["events"].sum()), int(ns.sum()), sums, max(0, grouped.height - MOST_NAMES), styles)
+def _find_last_pieces(ids: Ints) -> Flags:
+    """Mark one piece of each: on a CPU an op stands in pieces, between those inside it."""
+    places = np.arange(len(ids))
+    last = np.empty(int(ids.max(initial=-1)) + 1, dtype=np.int64)
+    last[ids] = places
+    found: Flags = last[ids] == places
+    return found
 
 
 def build_sum_blocks(
@@ -142,10 +189,11 @@ def _build_name_table(one: TableSum, title: str, whole_ns: int, words: Mapping[s
     columns += [Column(title, "number") for title in ("time", "share", "events", "mean", "longest")]
     rows = []
     for name in one.names:
-        style = [Cell(words[name.style].removesuffix("-bound"), css=labels.name_css_classes(_BUCKETS.get(name.style, name.style)))]
-        figures = (format_ns(name.ns), format_share(name.ns / whole_ns, 1) if whole_ns else "", f"{name.events:,}")
-        each = (format_ns(name.ns / name.events), format_ns(name.longest_ns))
         link = ("find", name.name) if 0 < len(name.name) <= MOST_LETTERS and one.table in SEARCHED else None
-        cells = (Cell(format_name(one.table, name.name), link=link), *(style if bounds else []), *map(Cell, (*figures, *each)))
-        rows.append(Row(cells))
+        cells = [Cell(format_name(one.table, name.name), link=link)]
+        if bounds:
+            cells.append(Cell(words[name.style].removesuffix("-bound"), css=labels.name_css_classes(_BUCKETS.get(name.style, name.style))))
+        figures = (format_ns(name.ns), format_share(name.ns / whole_ns, 1) if whole_ns else "", f"{name.events:,}")
+        cells += map(Cell, (*figures, format_ns(name.ns / name.events), format_ns(name.longest_ns)))
+        rows.append(Row(tuple(cells)))
     return Table(tuple(columns), tuple(rows), caption=title)

@@ -20,7 +20,7 @@ from gpudiag.report.blocks import Block
 from gpudiag.report.console import clean
 from gpudiag.report.event_card import Card, build_card, format_event_name, name_styles, read_raw_names
 from gpudiag.report.event_links import EventLink, find_links
-from gpudiag.report.lane_sums import SEARCHED, Events, TableSum, build_sum_blocks, cut_events, sum_events
+from gpudiag.report.lane_sums import SEARCHED, Flags, NameSums, TableSum, build_sum_blocks, match_marks
 from gpudiag.timeline.breakdown import find_whole_path
 from gpudiag.timeline.lanes import LANE_TABLES, STYLES, DrawnPieces, Lane, draw_pieces, find_lanes, find_within
 
@@ -49,7 +49,6 @@ MOST_ROWS = 400
 
 MOST_NAMES = 3
 
-Flags = npt.NDArray[np.bool_]
 Marks = dict[int, Flags]
 """For a place in LANE_TABLES which rows of that table are marked."""
 
@@ -131,6 +130,7 @@ class LaneBoard:
     def __init__(self, analysis: Analysis, report: ReportData) -> None:
         self._analysis, self._report = msgspec.structs.replace(analysis, critical_path=find_whole_path(analysis)), report
         self._lanes = find_lanes(self._analysis)
+        self._sums = NameSums(self._analysis, self._lanes)
         self._forward = pair_forward_ops(analysis.trace.ops).forward
         self._marks: tuple[Wanted, Marks] = (NOTHING, {})
         self.titles = tuple(self._build_title(lane) for lane in self._lanes)
@@ -198,19 +198,15 @@ class LaneBoard:
 
     def sum_area(self, from_ns: int, to_ns: int, rows: Iterable[tuple[int, int]]) -> tuple[TableSum, ...]:
         """Return the time within [from_ns, to_ns) of the events of `rows` (lane, row), by name and style."""
-        chosen = [self._lanes[lane].rows[row] for lane, row in dict.fromkeys(rows) if self._has_row(lane, row)]
-        return sum_events(self._analysis, cut_events(chosen, from_ns, to_ns))
+        return self._sums.sum_events([place for place in dict.fromkeys(rows) if self._has_row(*place)], from_ns, to_ns)
 
     def sum_found(self, wanted: Wanted) -> tuple[TableSum, ...]:
         """Return the time of all events that are marked for `wanted`, by name and style."""
-        marks, searched = self._find_marks(wanted), self._list_found(wanted)
-        rows = [row for lane in self._lanes if lane.kind in MARKED for row in lane.rows]
-        found = {}
-        for table, events in cut_events(rows, self.from_ns, self.to_ns).items():
-            if table in searched:
-                chosen = marks[LANE_TABLES.index(table)][events.id]
-                found[table] = Events(events.id[chosen], events.code[chosen], events.ns[chosen])
-        return sum_events(self._analysis, found)
+        searched = [LANE_TABLES.index(table) for table in self._list_found(wanted)]
+        marks = {number: flags for number, flags in self._find_marks(wanted).items() if number in searched}
+        lanes = [place for place, lane in enumerate(self._lanes) if lane.kind in MARKED]
+        places = [(lane, row) for lane in lanes for row in range(len(self._lanes[lane].rows))]
+        return self._sums.sum_events(places, self.from_ns, self.to_ns, marks)
 
     def build_blocks(self, sums: Sequence[TableSum], span_ns: int | None = None) -> list[Block]:
         """Return sums as a reader sees them; `span_ns`: what shares are parts of (None: of the sum)."""
@@ -266,10 +262,7 @@ class LaneBoard:
         marked = None
         if marks is not None and self._lanes[lane].kind in MARKED:
             first, last = find_within(of, *window)
-            flags = np.zeros(last - first, dtype=np.bool_)
-            for number, of_table in marks.items():
-                chosen = of.table[first:last] == number
-                flags[chosen] = of_table[of.id[first:last][chosen]]
+            flags = match_marks(of, slice(first, last), marks)
             marked = np.bitwise_or.reduceat(flags, pieces.first - first) if len(flags) else np.empty(0, dtype=np.bool_)
         wide = 40 * (window[1] - window[0]) // max(1, pixels)  # width from which an event has room for its name
         named = np.flatnonzero((pieces.events == 1) & (pieces.end_ns - pieces.start_ns >= wide))
