@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpudiag.comparison.steps import compare_runs
 from gpudiag.model.bundle import LoaderSettings, OptimizerSettings, Program, Settings
 from gpudiag.model.comparison import Cause, Explanation, Measured, OpKey
-from gpudiag.model.report import KernelRow
+from gpudiag.model.report import KernelRow, ReportDevice
 from gpudiag.report.blocks import Table
 from gpudiag.report.causes import build_causes_section, format_nothing_set, format_unlike
 from gpudiag.report.comparison import format_comparison_headline
@@ -154,6 +154,17 @@ def test_what_no_setting_reaches_is_joined_with_none_of_them() -> None:
     b = run(_longer(4), {MM: _times(8)}, recorded=recorded(Settings(threads=2)))
     assert _first(a, b).settings == ()
     assert [setting.name for setting in _explain(a, b).settings] == ["settings.allocator"]
+
+
+@pytest.mark.parametrize(("kind", "names"), [("cpu", ("settings.anomaly_detection",)), ("gpu", ())])
+def test_anomaly_detection_slows_the_ops_of_a_cpu_and_no_kernel(kind: Any, names: tuple[str, ...]) -> None:
+    def side(walls: list[int], ms: float, on: bool) -> Measured:
+        told = recorded(Settings(threads=2, anomaly_detection=on))
+        made = run(walls, {MM: _times(ms)}, recorded=told, work={MM: {"flops": 6e9}})
+        return msgspec.structs.replace(made, report=msgspec.structs.replace(made.report, device=ReportDevice("a device", kind, None)))
+
+    cause = _first(side(WALLS, 4, False), side(_longer(4), 8, True))
+    assert (cause.kind, cause.settings) == ("slower", names)
 
 
 def test_a_changed_command_and_variable_stand_behind_what_is_more_specific() -> None:
