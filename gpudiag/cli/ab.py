@@ -75,7 +75,7 @@ _Patch = Annotated[
     typer.Option(
         "--patch",
         metavar="FILE",
-        help="Write what is proved as a diff of the script to FILE, once the patched copy has run.",
+        help="Write what is proved as a diff of the script to FILE, once the patched copy has run; exit code 1 where nothing is.",
         show_default=False,
     ),
 ]
@@ -124,6 +124,7 @@ def ab(
         raise UsageError(
             "nothing to run", "gpudiag ab --fix bf16 train.py ARGS, gpudiag ab ... -m module, or gpudiag ab ... -- torchrun ..."
         )
+    offered = True
     with interrupt_on_signals():
         end_with_starter()
         try:
@@ -143,8 +144,8 @@ def ab(
         if patch is not None:
             from gpudiag.cli.apply import offer_patch
 
-            offer_patch(found, command, options, patch)
-    raise typer.Exit(exit_code(found.data))
+            offered = offer_patch(found, command, options, patch)
+    raise typer.Exit(exit_code(found.data) or (0 if offered else 1))
 
 
 def _report_result(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:

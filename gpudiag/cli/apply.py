@@ -83,8 +83,11 @@ def _build_command(words: Sequence[str]) -> list[str]:
     return build_run_command(words if module is None else words[2:], module)
 
 
-def offer_patch(result: ExperimentResult, command: Sequence[str], options: Options, target: Path) -> None:
-    """Write what an experiment has proved as a diff of its script to `target`, once the patched copy has run; say so, or why not."""
+def offer_patch(result: ExperimentResult, command: Sequence[str], options: Options, target: Path) -> bool:
+    """Write what an experiment has proved as a diff of its script to `target`, once the patched copy has run; say so, or why not.
+
+    Returns whether it was written.
+    """
     from gpudiag.experiment.patch import build_patch, run_patch
     from gpudiag.experiment.recipe import RECIPE_NAME, format_patch_run
     from gpudiag.experiment.variant import find_script
@@ -99,7 +102,7 @@ def offer_patch(result: ExperimentResult, command: Sequence[str], options: Optio
     if not recipe.proved or not recipe.fixes or place is None:
         why = "the command names no script" if place is None else "no fix is proved to help"
         terminal.write_note(f"gpudiag: no patch: {why}")
-        return
+        return False
     one = find_proof(result.data)
     trained = one.parity.verdict if one is not None and one.parity is not None else ""
     patch = build_patch(command[place], recipe.fixes)
@@ -116,3 +119,4 @@ def offer_patch(result: ExperimentResult, command: Sequence[str], options: Optio
             write_file(path, (path.read_text(encoding="utf-8") + format_patch_run(patch.run)).encode())
             written.append(f"gpudiag apply {path} {patch.path} --commit makes a branch of it.")
     terminal.write_document(build_patch_document(patch, recipe, written, trained))
+    return bool(written)

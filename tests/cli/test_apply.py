@@ -58,7 +58,7 @@ def git(*words: str) -> str:
 
 def prove(command: Command, *words: str) -> Any:
     done = command("ab", "--fix", FUSED, "-o", "b", *words, "train.py", "--lr", "1")
-    assert done.code == 0, done.err
+    assert done.code == ("--patch" in words and not Path("change.diff").exists()), done.err
     return done
 
 
