@@ -52,8 +52,11 @@ def _build(path: str, fix: str) -> tuple[str, str]:
     except (GpudiagError, ImportError):  # no Python that can be read, a fix that a person has to make; libcst is not installed
         return "", ""
     if patch.left:
-        line = f":{patch.left[0].line}" if patch.left[0].line else ""
-        return "", f"No diff: {Path(path).name}{line}: {patch.left[0].why}."
+        left = patch.left[0]
+        if left.elsewhere:
+            return "", f"No diff: its place is {left.elsewhere}, which {Path(path).name} imports{f': {left.why}' if left.why else ''}."
+        line = f":{left.line}" if left.line else ""
+        return "", f"No diff: {Path(path).name}{line}: {left.why}."
     beside = os.path.relpath(path).startswith(os.pardir)  # then its name alone: it is applied in its own folder
     diff = build_diff(os.path.basename(path) if beside else path, patch.before, patch.after)
     return (diff, NOT_RUN) if 0 < len(diff.splitlines()) <= MOST_LINES else ("", "")

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from gpudiag.cache import find_version
 from gpudiag.errors import InputError
 from gpudiag.experiment import compare, parity
 from gpudiag.experiment.design import Arm, Design
+from gpudiag.experiment.imported_files import read_imported_files
 from gpudiag.experiment.isolation import lock_machine, open_experiment
 from gpudiag.experiment.plan import Options
 from gpudiag.experiment.stats import MIN_OVER_PAIRS
@@ -61,7 +63,8 @@ def _patch_text(path: str, text: str, call: FixCall) -> PatchedFix:
     try:
         return msgspec.structs.replace(made, text=_apply(applier, text))
     except NoPlaceError as error:
-        return msgspec.structs.replace(made, why=str(error), line=error.line)
+        elsewhere, why = ("", "") if error.line else find_imported_place(path, text, call)
+        return msgspec.structs.replace(made, why=why if elsewhere else str(error), line=error.line, elsewhere=elsewhere)
     except InputError as error:
         raise InputError(f"{path}: {error.message}", error.hint) from None
 
@@ -78,6 +81,25 @@ def _apply(applier: Applier, text: str) -> str:
             raise NoPlaceError(f"the framework does it: {kind}(..., {argument})", code.line(call))
     applier.patch(code)
     return code.render_patched()
+
+
+def find_imported_place(path: str, text: str, call: FixCall) -> tuple[str, str]:
+    """Return 'file:line' of a change in the one file that a script imports and that has a place for it, and why that is not certain.
+
+    The reason is '' where it is certain. Returns ('', '') where no such file has a place, or several have one.
+    """
+    found = []
+    for file, source in read_imported_files(Path(path), text):
+        name = os.path.relpath(file)
+        try:
+            changed = _apply(make_applier(call), source)
+            edits = [edit for edit in SequenceMatcher(None, source.splitlines(), changed.splitlines()).get_opcodes() if edit[0] != "equal"]
+            found.append((f"{name}:{edits[-1][1] + 1}", ""))  # what is imported for it stands above
+        except NoPlaceError as error:
+            found += [(f"{name}:{error.line}", str(error))] if error.line else []
+        except InputError:  # no Python of this version
+            continue
+    return found[0] if len(found) == 1 else ("", "")
 
 
 def run_patch(

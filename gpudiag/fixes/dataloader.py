@@ -210,7 +210,8 @@ class LoaderWorkers(LoaderArgument):
     """
 
     fix = Fix(
-        "loader-workers", "Load in worker processes, or in more of them", "semantics", "DataLoader(..., num_workers=n)",
+        "loader-workers", "Load in worker processes, or in more of them", "semantics",
+        "DataLoader(..., num_workers=4)  # one for each core, where there are fewer",
         values="a number of processes; by default one for each core, four at most",
     )  # fmt: skip
     argument = "num_workers"

@@ -21,6 +21,8 @@ class PatchedFix(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     line: int = 0
     """Where to look; 0: not in this file."""
+    elsewhere: str = ""
+    """The place, file:line, in the one file that the script imports and that has one; '': none has, or several have. `why` is of it."""
 
 
 class PatchRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from gpudiag.errors import InputError
 from gpudiag.experiment.patch import build_patch
 from gpudiag.experiment.variant import parse_fix_call
 from gpudiag.model.patch import PatchedFix
+from gpudiag.report.experiment.patch import describe_left
 
 MNIST = """\
 import argparse
@@ -371,6 +372,35 @@ def test_where_the_place_is_not_certain_nothing_is_written(tmp_path: Path, text:
     assert why in found.why
     assert found.line == line, found.why
     assert found.change
+
+
+LOADER = "from torch.utils.data import DataLoader\n\ndef load(rows, **more):\n    return DataLoader(rows, batch_size=4{})\n"
+TRAINS = "from {} import load\n\nfor x in load(rows):\n    model(x).backward()\n"
+
+
+@pytest.mark.parametrize(
+    ("names", "files", "where", "why"),
+    [
+        ("data", {"data.py": LOADER.format("")}, "data.py:4", ""),
+        ("data", {"data.py": LOADER.format(", **more")}, "data.py:4", "it takes arguments from **more"),
+        ("parts", {"parts/__init__.py": "from .loading import load\n", "parts/loading.py": LOADER.format("")}, "parts/loading.py:4", ""),
+        ("data import load\nimport other\nfrom data", {"data.py": LOADER.format(""), "other.py": LOADER.format("")}, "", "no DataLoader"),
+        ("data", {"data.py": "def load(:\n"}, "", "no DataLoader"),
+        ("torch.utils.data", {}, "", "no DataLoader"),
+    ],
+)
+def test_a_place_in_a_file_that_the_script_imports_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str, files: dict[str, str], where: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in files.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    found = patch(tmp_path, TRAINS.format(names), "loader-workers=2")
+    assert (found.text, found.line, found.elsewhere) == ("", 0, where)
+    assert why in found.why
+    said = describe_left(found, "train.py")
+    assert (f"loader-workers=2: {where}, which train.py imports" in said) == bool(where), said
 
 
 def test_fixes_are_made_one_on_top_of_the_other_with_workers_first(tmp_path: Path) -> None:

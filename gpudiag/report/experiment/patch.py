@@ -61,7 +61,9 @@ def format_commit_message(fix: PatchedFix, patch: Patch, recipe: Recipe, parity:
 
 
 def describe_left(one: PatchedFix, path: str) -> str:
-    """Describe what a person has to change, and where: 'train.py:60: it takes arguments from **kwargs; write DataLoader(...)'."""
+    """Describe what a person has to change, and where: 'train.py:60: it takes arguments from **kwargs; by hand: DataLoader(...)'."""
+    if one.elsewhere:
+        return f"{one.call}: {one.elsewhere}, which {path} imports{f': {one.why}' if one.why else ''}; by hand: {one.change}"
     where = f"{path}:{one.line}" if one.line else path
     return f"{one.call}: {where}: {one.why}; by hand: {one.change}"
 
