@@ -32,7 +32,7 @@ from gpudiag.units import format_share
 
 MOST_ROWS = 60
 
-_NOTHING = "Choose a fix above, or type its command in a terminal: the pairs show up here as they come."
+_NOTHING = "The pairs of an experiment show up here as they come, also of one that was started in a terminal."
 
 
 def build_results(series: Sequence[Series], ceilings: Mapping[str, float | None], warnings: Sequence[str]) -> list[Component]:

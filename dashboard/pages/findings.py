@@ -35,7 +35,8 @@ Span = tuple[int, int]
 
 def build_finding_links(finding: Finding, ops: Iterable[OpRow], analysis: Analysis, view: View) -> list[tuple[str, str]]:
     """Return (label, address) of where a finding can be checked: the op that it is about, and the time line where it is seen best."""
-    known = {row.name for row in ops}
+    rows = list(ops)
+    known, bounds = {row.name for row in rows}, {row.bound for row in rows}
     name = find_named_op(finding.where, known)
     span, waiting = None, None
     if finding.bound in IDLE_BUCKETS:
@@ -50,7 +51,7 @@ def build_finding_links(finding: Finding, ops: Iterable[OpRow], analysis: Analys
         links.append((f"Op {name}", view.href("/ops", op=name)))
     elif waiting is not None:
         links.append((f"Op with the longest wait: {waiting}", view.href("/ops", op=waiting)))
-    elif finding.bound in BOUNDS:
+    elif finding.bound in BOUNDS and finding.bound in bounds:  # without peak rates no op has a bound
         links.append((f"Ops bound by {finding.bound}", view.href("/ops", bound=finding.bound)))
     if span is not None:
         links.append(("On the timeline", view.href("/timeline", **{"from": span[0], "to": span[1], "op": name})))

@@ -80,8 +80,8 @@ def build_peak(peak: MemoryReport | None, view: View) -> list[Component]:
     if peak is None:
         return [
             components.build_empty(
-                "Memory use was not recorded",
-                "Allocations are recorded on request, for they cost time. A trace of torch.profiler needs profile_memory=True.",
+                "Allocations were not recorded",
+                "They are recorded on request, for they cost time. A trace of torch.profiler needs profile_memory=True.",
                 components.build_code("gpudiag run --memory train.py"),
             )
         ]

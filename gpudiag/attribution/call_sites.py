@@ -57,16 +57,14 @@ DEMO = r"(^|/)gpudiag/capture/demo\.py\("
 RECORDER = r"(^|/)gpudiag/(?:capture|integrations)/"
 """Frames of what records a training: they and what they call are the profiler's time, but for the demo and these, which call it."""
 
+_FRAME = r"\((?:\d+|\?)\): "
 CALLS_PROGRAM = (
-    rf"{DEMO}|{RECORDER}(?:[\w/]*/)?(?:hooks\.py\(\d+\): (?:timed_next|timed_iter|noted_backward)"
-    r"|(?:loop|steps)\.py\(\d+\): (?:__next__|__iter__)"
-    r"|host_marks\.py\(\d+\): (?:noted_collect|noted_enter|timed_save|timed_sync)|device_clock\.py\(\d+\): (?:move|fill)"
-    r"|inventory\.py\(\d+\): noted|torch_settings\.py\(\d+\): entered|torch_profiler\.py\(\d+\): (?:call|enter|start)"
-    r"|memory\.py\(\d+\): record|driver\.py\(\d+\): step|watch\.py\(\d+\): first_backward|accelerate\.py\(\d+\): _synchronised)$"
+    rf"{DEMO}|{RECORDER}(?:[\w/]*/)?(?:hooks\.py{_FRAME}(?:timed_next|timed_iter|noted_backward)|(?:loop|steps)\.py{_FRAME}(?:__next__|__iter__)"
+    rf"|host_marks\.py{_FRAME}(?:noted_collect|noted_enter|timed_save|timed_sync)|device_clock\.py{_FRAME}(?:move|fill)"
+    rf"|inventory\.py{_FRAME}noted|torch_settings\.py{_FRAME}entered|torch_profiler\.py{_FRAME}(?:call|enter|start)"
+    rf"|memory\.py{_FRAME}record|driver\.py{_FRAME}step|watch\.py{_FRAME}first_backward|accelerate\.py{_FRAME}_synchronised)$"
 )
 """Wrappers round what the program calls, which call the original, and the iterators over its loaders (steps.py: before version 0.2)."""
-
-_FRAME = r"\((?:\d+|\?)\): "
 
 
 class Frames:
@@ -210,12 +208,14 @@ def find_user_frames(table: pl.DataFrame, nesting: Nesting) -> Rows:
     spelled = own.cast(pl.String)
     sure = own.filter(~spelled.str.contains(rf"{INSTALLED}|\(\?\): ") | spelled.str.contains(_MODEL))
     near = find_nearest_narrow(nesting.parent, table["name"].is_in(sure.implode()).to_numpy())
-    if len(sure) < len(own):
-        np.copyto(near, find_nearest_narrow(nesting.parent, table["name"].is_in(own.implode()).to_numpy()), where=near < 0)
     # What our own work calls is nobody's line: a frame of it stands nearer
     ours = names.filter(written.str.contains(RECORDER) & ~written.str.contains(CALLS_PROGRAM))
-    if len(ours):
-        near[find_nearest_narrow(nesting.parent, table["name"].is_in(ours.implode()).to_numpy()) > near] = -1
+    recorder = find_nearest_narrow(nesting.parent, table["name"].is_in(ours.implode()).to_numpy()) if len(ours) else np.full_like(near, -1)
+    if len(sure) < len(own):
+        np.copyto(
+            near, find_nearest_narrow(nesting.parent, table["name"].is_in(own.implode()).to_numpy()), where=(near < 0) & (recorder < 0)
+        )
+    near[recorder > near] = -1
     return near
 
 

@@ -116,11 +116,18 @@ def format_unlike(found: StepComparison) -> str:
     )
 
 
+_OTHER_CODE = ("new", "gone", "replaced", "more_calls", "fewer_calls", "more_work", "less_work")
+"""Kinds of causes that a load of the machine does not bring about."""
+
+
 def format_nothing_set(found: StepComparison) -> str:
     """Return that a certain difference has no setting behind it, '' where one was changed or they are not known."""
     why = found.explanation
     if found.same_recording or found.verdict not in ("faster", "slower") or why is None or not why.settings_known or why.settings:
         return ""
+    main = find_main_cause(why)
+    if main is not None and main.kind in _OTHER_CODE:
+        return "Nothing that was recorded was set otherwise: the code differs, or the data that it works on."
     return (
         "Nothing that was recorded was set otherwise. If the code did not change either, this is how far two recordings of one program "
         "differ here: the interval holds what varies within each."

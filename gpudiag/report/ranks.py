@@ -45,10 +45,10 @@ def format_ranks_headline(report: ReportData) -> str:
     if job is None:
         return ""
     read = len(select_read_ranks(job))
-    own = "" if job.own is None or _is_same(job.own) else f"; without waiting for other ranks {_format_spread(job.own, ('', ''))}"
+    own = "" if job.own is None or _is_same(job.own) else f"; without waiting for other ranks {_format_spread(job.own)}"
     reason = f": {clean(job.shown_reason, 200).rstrip('.')}" if job.shown_reason else ""
     told = (
-        f"{read} {labels.pluralize(read, 'rank')}: a step takes {_format_spread(job.wall, ('the slowest', 'the fastest'))}{own}. "
+        f"{read} {labels.pluralize(read, 'rank')}: a step takes {_format_spread(job.wall)}{own}. "
         f"This report shows rank {job.shown_rank}{reason}."
     )
     return f"{told} {_STRANGERS}" if any(notice.code == NoticeCode.RANKS_UNTOLD for notice in report.trust.notices) else told
@@ -59,14 +59,11 @@ def select_read_ranks(job: Job) -> list[RankRow]:
     return [row for row in job.ranks if row.wall_ns is not None]
 
 
-def _format_spread(found: Spread, called: tuple[str, str]) -> str:
+def _format_spread(found: Spread) -> str:
     if _is_same(found):
         return f"{format_ns(found.median)} on each of them" if found.least_rank != found.most_rank else format_ns(found.median)
-    most, least = (
-        f"{format_ns(time)} on {f'{word} (rank {rank})' if word else f'rank {rank}'}"
-        for time, rank, word in zip((found.most, found.least), (found.most_rank, found.least_rank), called, strict=True)
-    )
-    return f"{format_ns(found.median)} on the median rank, {most} and {least}"
+    least, most = f"{format_ns(found.least)} (rank {found.least_rank})", f"{format_ns(found.most)} (rank {found.most_rank})"
+    return f"{format_ns(found.median)} on the median rank, from {least} to {most}"
 
 
 def _is_same(found: Spread) -> bool:

@@ -182,6 +182,9 @@ def _print_table(console: Console, block: blocks.Table) -> None:
     texts = [[clean_unbroken(cell.text, limit) for cell, limit in zip(row, longest, strict=True)] for row in rows]
     titles = [clean(column.title, _LONGEST_TITLE) for column in columns]  # those of an SQL query are the user's
     kept, room = _fit_columns(console.width, columns, [titles, *texts])
+    if not kept:  # no row, or empty texts alone
+        console.width = full
+        return
     below = [k for k, column in enumerate(columns) if column.below is not None and k not in kept]
     told = ["; ".join(f"{columns[k].below}{row.cells[k].text}" for k in below if row.cells[k].text) for row in block.rows]
     words = next((k for k in kept if columns[k].kind == "words"), None)

@@ -117,6 +117,16 @@ def test_what_was_open_when_stacks_began_has_no_line() -> None:
     assert sites(window(*steps(0, 200), *entered, op("aten::sub", 60, 70))).site.to_list() == ["train.py(40): train"]
 
 
+def test_what_our_own_work_calls_in_a_package_is_nobodys_line() -> None:
+    """numpy under gpudiag's count of the padding, below a loop whose line is not known."""
+    frames = [frame("train.py(?): train", 0, 99), frame("gpudiag/capture/loop.py(?): __next__", 1, 60)]
+    counted = [frame("gpudiag/capture/padding.py(65): count", 10, 20), frame("numpy/_core/_methods.py(45): _amin", 12, 16)]
+    loaded = frame("torchvision/transforms.py(9): crop", 30, 40)
+    ops = [op("aten::mm", 13, 14), op("aten::add", 32, 33)]
+    made = window(*steps(0, 200), *frames, *counted, loaded, *ops)
+    assert sites(made).site.to_list() == [None, "torchvision/transforms.py(9): crop"]
+
+
 def test_a_users_own_folder_called_gpudiag_is_the_users() -> None:
     made = window(*steps(0, 100), frame("/home/me/gpudiag/train.py(3): main", 0, 90), op("aten::mm", 20, 25))
     assert sites(made).site.to_list() == ["/home/me/gpudiag/train.py(3): main"]

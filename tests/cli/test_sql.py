@@ -42,6 +42,11 @@ def test_a_table_and_csv(trace: str) -> None:
     assert run(trace, QUERY, "--csv").endswith("name,n\naten::cos,2\naten::[bold],1\n")
 
 
+@pytest.mark.parametrize(("query", "rows"), [("select name from ops where false", 0), ("select '' as nothing from ops", 3)])
+def test_texts_that_say_nothing_are_no_table(trace: str, query: str, rows: int) -> None:
+    assert run(trace, query).split() == [str(rows), "rows"]
+
+
 def test_csv_is_text_that_neither_a_spreadsheet_nor_a_terminal_obeys(trace: str) -> None:
     odd = "select '=1+1' as a, '\x1b[31m@x\x9b' as b, array_agg(name) as c, interval '1 day' as d, 'l\nm' as e from ops"
     assert run(trace, odd, "--csv") == 'a,b,c,d,e\n\'=1+1,[31m@x,"[""aten::cos"",""aten::cos"",""aten::[bold]""]",P1D,"l\nm"\n'

@@ -204,6 +204,8 @@ def test_a_certain_difference_without_a_changed_setting_may_be_that_of_two_recor
     a, changed = (run(WALLS, {MM: _times(4)}, recorded=recorded(Settings(threads=threads))) for threads in (2, 4))
     b = run(_longer(2), {MM: _times(4)}, recorded=recorded(Settings(threads=2)))
     assert "how far two recordings of one program differ" in format_nothing_set(compare_runs(a, b))
+    new = run(_longer(2), {MM: _times(4), ADD: _times(2)}, recorded=recorded(Settings(threads=2)))
+    assert format_nothing_set(compare_runs(a, new)).endswith("otherwise: the code differs, or the data that it works on.")
     for other in (run(_longer(2), {MM: _times(4)}), run(WALLS[::-1], {MM: _times(4)}, recorded=recorded()), changed):
         assert format_nothing_set(compare_runs(a, other)) == ""
 

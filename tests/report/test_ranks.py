@@ -35,13 +35,12 @@ def plain(made: ReportData, **options: int) -> str:
 # -- what is said ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_head_tells_median_slowest_and_fastest_and_which_rank_is_shown() -> None:
+def test_the_head_tells_median_and_both_ends_and_which_rank_is_shown() -> None:
     found = jobviews.job(
         wall=Spread(median=142 * MS, least=139 * MS, most=151 * MS, least_rank=3, most_rank=7), own=None, shown_rank=2, shown_reason=""
     )
     assert ranks.format_ranks_headline(report(found)) == (
-        "8 ranks: a step takes 142 ms on the median rank, 151 ms on the slowest (rank 7) and 139 ms on the fastest (rank 3). "
-        "This report shows rank 2."
+        "8 ranks: a step takes 142 ms on the median rank, from 139 ms (rank 3) to 151 ms (rank 7). This report shows rank 2."
     )
 
 
@@ -49,7 +48,7 @@ def test_steps_of_one_length_are_told_once_and_own_times_beside_them() -> None:
     own = Spread(median=120 * MS, least=110 * MS, most=141 * MS, least_rank=3, most_rank=7)
     same = Spread(median=142 * MS, least=142 * MS, most=142.2 * MS, least_rank=0, most_rank=1)
     said = ranks.format_ranks_headline(report(jobviews.job(wall=same, own=own)))
-    assert "a step takes 142 ms on each of them; without waiting for other ranks 120 ms on the median rank, 141 ms on rank 7 and" in said
+    assert "a step takes 142 ms on each of them; without waiting for other ranks 120 ms on the median rank, from 110 ms (rank 3) to" in said
 
 
 @pytest.mark.parametrize("render", [plain, lambda made: render_markdown(made), render_notebook])
