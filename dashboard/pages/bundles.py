@@ -19,6 +19,7 @@ from gpudiag_dashboard.page import ADDRESS, build_filter, follow_filter
 from gpudiag.recordings.folder import MOST_ENTRIES, Entry
 from gpudiag.recordings.live import Pace
 from gpudiag.report.blocks import Cell, Column, Row, Table, build_count_cell, build_row
+from gpudiag.report.experiment import verdicts
 from gpudiag.report.labels import pluralize
 from gpudiag.units import format_bytes, format_ns, format_share
 
@@ -63,6 +64,8 @@ class Listed(NamedTuple):
     """Whether it is to be analysed for the list."""
     pace: Pace | None = None
     """Of a run that is being recorded."""
+    verdict: str = ""
+    """Of experiments without a recording: on the first change, what is proved first."""
 
     @property
     def device(self) -> str:
@@ -142,8 +145,15 @@ def list_recordings(library: Library) -> list[Listed]:
     for entry in entries:
         digest = library.digest(entry, load=time.monotonic() < until)
         pace = library.measure_pace(entry) if entry.name in live else None
-        listed.append(Listed(entry, digest, library.is_waiting(entry.name), pace))
+        verdict = _read_verdict(library, entry) if entry.kind == "experiments" and time.monotonic() < until else ""
+        listed.append(Listed(entry, digest, library.is_waiting(entry.name), pace, verdict))
     return listed
+
+
+def _read_verdict(library: Library, entry: Entry) -> str:
+    series, _ = library.trials(entry.name).read()
+    measured, *_ = verdicts.group_outcomes([trial.outcome for one in series if one.ended for trial in one.trials])
+    return clean_text(verdicts.format_outcome_sentence(measured[0]), 200) if measured else ""
 
 
 def list_picks(view: View) -> list[str]:
@@ -231,7 +241,7 @@ def _build_figures(one: Listed) -> tuple[Cell, Cell, Cell]:
         if one.pace is not None:
             over = f"now: the last {one.pace.over:,} unprofiled {pluralize(one.pace.over, 'step')}"
             return Cell(format_ns(one.pace.step_ns), one.pace.step_ns, (over,)), Cell(""), Cell("")
-        return Cell(""), Cell(""), Cell(said if told else "", tone="weak" if told else "")
+        return Cell(""), Cell(""), Cell(said, tone="weak") if told else Cell(one.verdict)
     if digest.error:
         return Cell(""), Cell(""), Cell("cannot be analysed", None, (digest.error,))
     step = Cell("?" if digest.step_ns is None else format_ns(digest.step_ns), digest.step_ns, (digest.step_of,) if digest.step_ns else ())

@@ -191,6 +191,7 @@ def test_an_area_dragged_over_is_summed_and_zoomed_to(browser, address: str) -> 
         page.mouse.move(moment_x(page, 1_200), ruler, steps=4)
         page.mouse.up()
         chosen(page, "Runtime calls 2 events")  # over the ruler: of all lanes
+        assert page.evaluate("document.documentElement.scrollHeight <= document.body.scrollHeight")  # nothing hidden lengthens the page
         assert seen.errors == []
 
 

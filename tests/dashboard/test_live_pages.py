@@ -294,7 +294,10 @@ def test_results_that_stand_alone_are_listed_and_shown(client: Client, folder: P
     alone.finish(experiments(complete=True))
     listed = {entry.name: entry for entry in library.Library(folder).bundles()}
     assert listed["alone"].status == "finished"
+    (row,) = (one for one in bundles.list_recordings(library.Library(folder)) if one.entry.name == "alone")
     told = told_by(results(client, "alone"))
+    assert row.verdict
+    assert row.verdict in told
     assert "Results, against" in told
     frame = client.go("/overview", "?bundle=alone")
     assert "These are results of experiments, without a recording" in texts(frame["main"]["children"])

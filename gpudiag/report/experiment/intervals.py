@@ -144,7 +144,7 @@ def _draw_markers(name: str, points: Sequence[tuple[float, float]], marker: Figu
 def _build_layout(drawn: Sequence[Outcome], places: dict[int, int]) -> Figure:
     # The ends of the axis: it holds all ratios, and of intervals and promises what does not make them small
     middles = [min(max(math.log(found.ratio or 1.0), -_WIDEST), _WIDEST) for found in drawn]
-    most = max(map(abs, middles)) + _BEYOND
+    most = 2 * max(map(abs, middles)) + _BEYOND
     ends = [math.log(end) for found in drawn for end in found.interval or () if end > 0 and math.isfinite(end)]
     promises = [-math.log1p(-found.ceiling_share) for found in drawn if found.ceiling_share is not None and found.ceiling_share < 1]
     values = [*middles, *(min(max(value, -most), most) for value in (*ends, *promises)), _LEAST, -_LEAST]
