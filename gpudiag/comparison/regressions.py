@@ -27,7 +27,10 @@ def compare_findings(a: ReportData, b: ReportData) -> tuple[FindingChange, ...]:
         in_a, in_b = rule in fired_in_a, rule in fired_in_b
         change: Literal["came", "went", "stayed"] = "stayed" if in_a and in_b else "came" if in_b else "went"
         old, new, reason = first.get(rule), second.get(rule), ""
-        if change != "stayed":  # why it is no finding of the other run: '' where it passed
+        if change == "stayed" and not (old and new):  # a symptom there
+            folding = (finding.rule for finding in (a if new else b).findings if rule in finding.folded)
+            reason = f"explained by {next(folding, 'another finding')}"
+        elif change != "stayed":  # why it is no finding of the other run: '' where it passed
             outcome = next((one for one in (a if change == "came" else b).rules if one.id == rule), None)
             if outcome is None:
                 reason = "not judged: the report is of other rules"

@@ -192,7 +192,8 @@ def build_findings_section(found: StepComparison) -> Section | None:
             "-" if severity is None else severity if share is None else f"{severity}, {format_share(share, 1)}"
             for severity, share in ((change.a_severity, change.a_ceiling_share), (change.b_severity, change.b_ceiling_share))
         ]
-        reason = f"{'not certainly fixed; in B' if unsure else 'in A'} {change.reason}" if change.reason else ""
+        side = "in A" if change.a_severity is None else "in B"
+        reason = f"{'not certainly fixed; ' if unsure else ''}{side} {change.reason}" if change.reason else ""
         rows.append(build_row(Cell(change.change, tone=tones.get(change.change, "")), change.rule, change.title, *ceilings, detail=reason))
     if not rows:
         return None

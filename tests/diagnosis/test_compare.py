@@ -197,7 +197,7 @@ def test_findings_came_went_and_stayed() -> None:
         "B-1": ("stayed", ""),
         "C-1": ("went", "not applicable: no shapes"),
         "D-1": ("went", ""),
-        "E-1": ("stayed", ""),  # in A it was told with its cause
+        "E-1": ("stayed", "explained by D-1"),
         "F-1": ("came", ""),
     }
     stayed = next(change for change in compare_runs(a, b).findings if change.rule == "B-1")
