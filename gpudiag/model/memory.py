@@ -115,6 +115,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     peak_bytes: int
+    lower_bound: bool = False
+    """Whether what was in use before the recording may be missing in `peak_bytes`: nothing counted it."""
     peak_step: str | None = None
     peak_phase: str | None = None
     peak_op: str | None = None

@@ -194,6 +194,8 @@ class DeviceProjection(msgspec.Struct, frozen=True, kw_only=True):
     """Work that keeps its time, for a link of one of the two is not known."""
     peak_bytes: int | None = None
     """Of allocated memory in the recording; None: not recorded."""
+    peak_lower_bound: bool = False
+    """Whether what was in use before the recording may be missing in it."""
     memory_bytes: int | None = None
     """Of the other device."""
     verified: bool = True

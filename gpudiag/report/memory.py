@@ -61,7 +61,8 @@ def format_memory_headline(found: MemoryReport) -> str:
     phase = f"{found.peak_phase} pass" if found.peak_phase in ("forward", "backward") else found.peak_phase
     step = (found.peak_step or "").replace("ProfilerStep#", "step ")
     when = ", ".join(text for text in (step, phase, found.peak_op) if text)
-    return f"{format_bytes(found.peak_bytes)} on {found.device}{share}{f'; reached in {when}' if when else ''}."
+    least = "At least " if found.lower_bound else ""
+    return f"{least}{format_bytes(found.peak_bytes)} on {found.device}{share}{f'; reached in {when}' if when else ''}."
 
 
 def build_categories_table(found: MemoryReport) -> Table:

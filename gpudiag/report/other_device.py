@@ -107,7 +107,8 @@ def _list_limits(found: DeviceProjection) -> list[tuple[str, str]]:
         limits.append(("memory", f"whether it fits into {format_bytes(found.memory_bytes)}: not recorded (memory=True)"))
     elif found.memory_bytes is not None:
         fits = "fits into" if found.peak_bytes < found.memory_bytes else "does NOT fit into"
-        more = "; more samples need more" if found.samples > 1 else ""
+        more = "; what was in use before the recording comes to it" if found.peak_lower_bound else ""
+        more += "; more samples need more" if found.samples > 1 else ""
         limits.append(("memory", f"the recorded peak of {format_bytes(found.peak_bytes)} {fits} {format_bytes(found.memory_bytes)}{more}"))
     if not found.verified:
         limits.append(("peaks", f"those of the {found.target} stand in no data sheet that was read"))

@@ -105,7 +105,8 @@ def measure_memory(
     notes = [*note_other_devices(name, others)]
     if events["address"].null_count():
         notes.append(_BY_SIZE)
-    if not on_cpu and events["total_allocated"].null_count() == events.height:
+    uncounted = not on_cpu and events["total_allocated"].null_count() == events.height
+    if uncounted:
         notes.append(_NO_BASE)
     if not trace.frames.height:
         notes.append(_NO_STACKS)
@@ -115,7 +116,8 @@ def measure_memory(
         notes.extend((_CPU_POOL, _CPU_BASE))
     if owners is not None and owners.device == name:
         notes.extend(owners.notes)
-    made = msgspec.structs.replace(made, notes=tuple(notes), provenance="owners" if mine else "lifetimes")
+    missing = uncounted or (on_cpu and not mine)
+    made = msgspec.structs.replace(made, notes=tuple(notes), lower_bound=missing, provenance="owners" if mine else "lifetimes")
     return add_pools(made, None if on_cpu else owners, None if on_cpu else snapshot)
 
 

@@ -49,7 +49,7 @@ QUESTIONS = {
         r"the measurement of B is weak",
     ]),
     "what used the memory at its peak?": ("memory", {"path": MEMORY}, [
-        r"2\.79 GB on cuda:0", r"activations saved for backward \| 2\.72 GB \| 97\.5 %", r"the peak is a lower bound",
+        r"At least 2\.79 GB on cuda:0", r"activations saved for backward \| 2\.72 GB \| 97\.5 %", r"the peak is a lower bound",
     ]),
     "is rank 3 slow?": ("report", {"path": JOB, "part": "ranks"}, [
         r"`rank 3` \| 19\.3 ms \| 10\.1 ms \| 9\.57 ms", r"own: the step without wait time", r"cannot be told: fewer than 3 steps",

@@ -52,6 +52,10 @@ def test_what_is_not_known_is_not_printed() -> None:
     assert render_memory_markdown(None) == ""
 
 
+def test_a_peak_without_what_was_there_before_is_a_lower_bound() -> None:
+    assert format_memory_headline(msgspec.structs.replace(FOUND, lower_bound=True)).startswith("At least 40.0 GB on cuda:0")
+
+
 def test_lists_are_as_long_as_asked() -> None:
     many = msgspec.structs.replace(FOUND, by_site=tuple(MemoryRow(f"x.py({n}): f", 1, 1, "unknown") for n in range(30)))
     assert render_memory_text(many, top=4).count("x.py:") == 4

@@ -89,6 +89,7 @@ def project_steps(study: Study, analysis: Analysis, found: NamedDevice, settings
         kept=tuple(work.kind for work in works if work.now_ns and not links.get(work.kind, True)),
         gains_tf32="fp32" in engines and "tf32" in target.peaks and "tf32" not in source.peaks,
         peak_bytes=None if memory is None else max(memory.peak_bytes, memory.run_peak_bytes or 0),
+        peak_lower_bound=memory is not None and memory.lower_bound and not memory.run_peak_bytes,
         memory_bytes=target.memory_bytes,
         verified=target.provenance != "unverified",
         other_boards=found.others,
