@@ -67,7 +67,8 @@ _ROW, _FRAME = 34, 150
 _LEAST = math.log(1.02)
 """The axis shows 2 % to both sides of 1 at least."""
 _BEYOND = math.log(1.5)
-"""Ends of intervals and promises further than this beyond the largest effect are cut."""
+_FAR_BEYOND = math.log(3)
+"""Ends of intervals and promises are cut that lie beyond the largest effect by more than 1.5 times, or than the effect itself, up to 3 times."""
 _WIDEST = math.log(1000)
 """The axis ends at a thousandfold: no change of a training comes near, and a file of unknown origin may claim any ratio."""
 _STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
@@ -144,7 +145,8 @@ def _draw_markers(name: str, points: Sequence[tuple[float, float]], marker: Figu
 def _build_layout(drawn: Sequence[Outcome], places: dict[int, int]) -> Figure:
     # The ends of the axis: it holds all ratios, and of intervals and promises what does not make them small
     middles = [min(max(math.log(found.ratio or 1.0), -_WIDEST), _WIDEST) for found in drawn]
-    most = 2 * max(map(abs, middles)) + _BEYOND
+    largest = max(map(abs, middles))
+    most = largest + max(_BEYOND, min(largest, _FAR_BEYOND))
     ends = [math.log(end) for found in drawn for end in found.interval or () if end > 0 and math.isfinite(end)]
     promises = [-math.log1p(-found.ceiling_share) for found in drawn if found.ceiling_share is not None and found.ceiling_share < 1]
     values = [*middles, *(min(max(value, -most), most) for value in (*ends, *promises)), _LEAST, -_LEAST]
