@@ -68,7 +68,7 @@ _LEAST = math.log(1.02)
 """The axis shows 2 % to both sides of 1 at least."""
 _BEYOND = math.log(1.5)
 _FAR_BEYOND = math.log(3)
-"""Ends of intervals and promises are cut that lie further than 1.5 times beyond the largest effect, or than the effect itself, 3 at most."""
+"""Ends of intervals and promises are cut if more than 1.5 times beyond the largest effect, or than the effect itself, 3 at most."""
 _WIDEST = math.log(1000)
 """The axis ends at a thousandfold: no change of a training comes near, and a file of unknown origin may claim any ratio."""
 _STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
