@@ -12,7 +12,7 @@ from gpudiag.errors import GpudiagError
 from gpudiag.model.experiment import FixCall
 from gpudiag.recordings.code_lines import find_program_file
 from gpudiag.recordings.recorded_command import find_recorded_words
-from gpudiag.report.experiment.patch import build_diff
+from gpudiag.report.experiment.patch import build_diff, describe_place
 
 MOST_LINES = 60
 """A longer diff is no change that is read on a card."""
@@ -52,11 +52,7 @@ def _build(path: str, fix: str) -> tuple[str, str]:
     except (GpudiagError, ImportError):  # no Python that can be read, a fix that a person has to make; libcst is not installed
         return "", ""
     if patch.left:
-        left = patch.left[0]
-        if left.elsewhere:
-            return "", f"No diff: its place is {left.elsewhere}, which {Path(path).name} imports{f': {left.why}' if left.why else ''}."
-        line = f":{left.line}" if left.line else ""
-        return "", f"No diff: {Path(path).name}{line}: {left.why}."
+        return "", f"No diff: {describe_place(patch.left[0], Path(path).name)}."
     beside = os.path.relpath(path).startswith(os.pardir)  # then its name alone: it is applied in its own folder
     diff = build_diff(os.path.basename(path) if beside else path, patch.before, patch.after)
     return (diff, NOT_RUN) if 0 < len(diff.splitlines()) <= MOST_LINES else ("", "")

@@ -11,7 +11,7 @@ from gpudiag_dashboard import components
 from gpudiag_dashboard.components import Child, View, build_link, build_section, clean_text
 from gpudiag_dashboard.library import Library, RecentCache
 from gpudiag_dashboard.page import ContentPage
-from gpudiag_dashboard.pages.bundles import list_recordings
+from gpudiag_dashboard.pages.bundles import Listed
 
 from gpudiag.comparison.recordings import compare
 from gpudiag.model.comparison import Change, OpChange, StepComparison
@@ -37,11 +37,11 @@ class Compare(ContentPage):
             rows = tuple(
                 build_row(
                     Cell(entry.name, link=("href", view.href(other=entry.name))),
-                    one.device or "known when it is opened",
+                    Listed(entry, library.digest(entry, load=False), waiting=False).device or "known when it is opened",
                     components.format_moment(entry.created_unix_ns),
                 )
-                for one in list_recordings(library)
-                if (entry := one.entry).name != view.bundle and entry.status != "unreadable" and entry.kind != "experiments"
+                for entry in library.bundles()
+                if entry.name != view.bundle and entry.status != "unreadable" and entry.kind != "experiments"
             )
             if not rows:
                 do = "Record the run again after a change, into the same folder."

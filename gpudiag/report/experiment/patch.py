@@ -62,10 +62,14 @@ def format_commit_message(fix: PatchedFix, patch: Patch, recipe: Recipe, parity:
 
 def describe_left(one: PatchedFix, path: str) -> str:
     """Describe what a person has to change, and where: 'train.py:60: it takes arguments from **kwargs; by hand: DataLoader(...)'."""
+    return f"{one.call}: {describe_place(one, path)}; by hand: {one.change}"
+
+
+def describe_place(one: PatchedFix, path: str) -> str:
+    """Describe where to look for the place of a change that is not certain, and why it is not: 'data.py:41, which train.py imports'."""
     if one.elsewhere:
-        return f"{one.call}: {one.elsewhere}, which {path} imports{f': {one.why}' if one.why else ''}; by hand: {one.change}"
-    where = f"{path}:{one.line}" if one.line else path
-    return f"{one.call}: {where}: {one.why}; by hand: {one.change}"
+        return f"{one.elsewhere}, which {path} imports{f': {one.why}' if one.why else ''}"
+    return f"{path}{f':{one.line}' if one.line else ''}: {one.why}"
 
 
 def build_patch_document(patch: Patch, recipe: Recipe, written: Sequence[str], parity: str = "") -> Document:
