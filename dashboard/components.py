@@ -169,7 +169,9 @@ def find_address(link: Link, view: View) -> str:
     if kind == "rank":
         return View("/overview", view.bundle, view.other).href(rank=value)
     if kind == "find":
-        return view.href("/timeline", find=value, op=None)
+        return view.href("/timeline", find=value, op=None, event=None)
+    if kind == "event":
+        return view.href("/timeline", **{"event": value, "from": None, "to": None})
     if kind == "phase":
         return view.href("/ops", group=None, phase=value, sheet=None)
     return view.href("/ops", op=value, group=None, sheet=None)

@@ -19,12 +19,19 @@ from gpudiag.api import Report
 from gpudiag.errors import GpudiagError, InputError, suggest_nearest
 from gpudiag.experiment.live import Trials
 from gpudiag.model.report import ReportData
+from gpudiag.model.trace import TRACE_TABLES
 from gpudiag.pipeline import AnalysedRecording, open_recording
 from gpudiag.recordings.folder import Entry, Lister, read_version_stamp
 from gpudiag.recordings.live import GrowingRecording, Pace
 
-MOST_OPEN = 4
-"""Recordings kept analysed: two to compare and two others. The tables of a million events take about a gigabyte."""
+LEAST_OPEN = 4
+"""Recordings kept analysed however large they are: two to compare and two others."""
+
+MOST_ROWS = 2_000_000
+"""More are kept while their tables have no more rows than this in all: those of a million events take about a gigabyte."""
+
+ROWS_OF_REPORT = 10_000
+"""What a report takes beside its tables, in rows of those."""
 
 MOST_WAITING = 64
 """Analyses that run or wait for their turn: each is a thread."""
@@ -96,6 +103,11 @@ class _Work:
         finally:
             self.done.set()
             note(self)
+
+    def count_rows(self) -> int:
+        """Return how much memory the analysis takes, in rows of its tables."""
+        tables = [] if self.found is None else [getattr(self.found.analysis.trace, table) for table in TRACE_TABLES]
+        return ROWS_OF_REPORT + sum(table.height for table in tables)
 
 
 class Library:
@@ -271,9 +283,11 @@ class Library:
 
     def _forget(self) -> None:
         """Let go of what was looked at longest ago, with the lock held. What still runs stays: else all that ask would begin it again."""
-        done = [key for key, work in self._open.items() if work.done.is_set()]
-        for key in done[:-MOST_OPEN]:
-            del self._open[key]
+        rows = 0
+        for number, (key, work) in enumerate([one for one in reversed(self._open.items()) if one[1].done.is_set()]):
+            rows += work.count_rows()
+            if number >= LEAST_OPEN and rows > MOST_ROWS:
+                del self._open[key]
 
 
 def _find_linked_folders(folder: Path, depth: int = 1) -> Iterator[Path]:

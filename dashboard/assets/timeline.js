@@ -365,10 +365,10 @@
     if (!link || !S || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
     event.stopPropagation();
-    const find = new URL(link.href).searchParams.get("find");
-    if (link.dataset.event) focus(link.dataset.event);
-    else if (link.dataset.op) mark(link.dataset.op, null);
-    else if (find) mark(null, find);
+    const query = new URL(link.href).searchParams;
+    if (link.dataset.op) mark(link.dataset.op, null);
+    else if (query.has("event")) focus(query.get("event"));
+    else if (query.has("find")) mark(null, query.get("find"));
   }, { capture: true });
 
   const answered = (act) => (data) => { act(data); return dash().no_update; };

@@ -310,9 +310,7 @@ def _describe_event(board: LaneBoard, table: str, row: int, arrows: Sequence[Eve
     related += [(f"{what}, {board.card(*event).title}", *event) for event, what in list(others.items())[:_MOST_ENDS]]
     links = []
     for what, other, number in related:
-        event = f"{other}-{number}"  # the script follows it without leaving the lane and op that are looked at
-        href = view.href(**{"event": event, "from": None, "to": None})
-        links.append(html.A(f"zoom to {what}", href=href, **{"data-event": event}))
+        links.append(html.A(f"zoom to {what}", href=components.find_address(("event", f"{other}-{number}"), view)))
     if card.op and len(card.op) < MOST_CHARACTERS // 2:  # else no address can hold it
         name = components.clean_text(card.op, 60)
         links.append(components.build_link(f"{name} in the op table", view.href("/ops", op=card.op)))

@@ -56,6 +56,8 @@ class NameSum(NamedTuple):
     events: int
     ns: int
     longest_ns: int
+    longest: int
+    """Row of its table of the event that took so long."""
 
 
 class TableSum(NamedTuple):
@@ -106,7 +108,7 @@ class NameSums:
 
         `marks`: those of them alone whose row of a table is marked, by place in LANE_TABLES.
         """
-        events, ns, longest = (np.zeros(self._size, dtype=np.int64) for _ in range(3))
+        sums = events, ns, longest_ns, longest = tuple(np.zeros(self._size, dtype=np.int64) for _ in range(4))
         for lane, place in places:
             row = self._lanes[lane].rows[place]
             span = slice(*find_within(row, from_ns, to_ns))
@@ -118,26 +120,30 @@ class NameSums:
                 chosen = match_marks(row, span, marks)
                 keys, ids, spent = keys[chosen], ids[chosen], spent[chosen]
             np.add.at(ns, keys, spent)
-            np.maximum.at(longest, keys, spent)
+            longer = np.flatnonzero(spent > longest_ns[keys])[::-1]  # of equals the first is kept: it is written last
+            np.maximum.at(longest_ns, keys, spent)
+            longer = longer[spent[longer] == longest_ns[keys[longer]]]
+            longest[keys[longer]] = ids[longer]
             np.add.at(events, keys[_find_last_pieces(ids)] if self._lanes[lane].kind == "work" else keys, 1)
         numbers = [number for number in map(LANE_TABLES.index, _TITLES) if number in self._slices]
-        return tuple(self._sum_table(number, events, ns, longest) for number in numbers if events[self._slices[number]].any())
+        return tuple(self._sum_table(number, sums) for number in numbers if events[self._slices[number]].any())
 
-    def _sum_table(self, number: int, events: Ints, ns: Ints, longest: Ints) -> TableSum:
+    def _sum_table(self, number: int, sums: Iterable[Ints]) -> TableSum:
         table, keys = LANE_TABLES[number], self._slices[number]
-        events, ns, longest, stride = events[keys], ns[keys], longest[keys], _STRIDES.get(table, 1)
+        stride = _STRIDES.get(table, 1)
+        events, ns, longest_ns, longest = (one[keys] for one in sums)
         found = np.flatnonzero(events)
         found = found[np.argsort(-ns[found], kind="stable")]  # the keys are in the order of the names
         top = found[:MOST_NAMES]
         names = read_raw_names(self._analysis, table).gather(self._examples[number][top // stride]).cast(pl.String).fill_null("")
-        sums = tuple(
-            NameSum(name, STYLES[key % stride] if stride > 1 else "", int(events[key]), int(ns[key]), int(longest[key]))
+        named = tuple(
+            NameSum(name, STYLES[key % stride] if stride > 1 else "", *(int(one[key]) for one in (events, ns, longest_ns, longest)))
             for name, key in zip(names, top.tolist(), strict=True)
         )
         by_style = np.zeros(stride, dtype=np.int64)
         np.add.at(by_style, found % stride, ns[found])
         styles = tuple((STYLES[code], int(by_style[code])) for code in np.argsort(-by_style, kind="stable").tolist() if by_style[code])
-        return TableSum(table, int(events.sum()), int(ns.sum()), sums, len(found) - len(top), styles if stride > 1 else ())
+        return TableSum(table, int(events.sum()), int(ns.sum()), named, len(found) - len(top), styles if stride > 1 else ())
 
 
 def _list_tables(row: LaneEvents) -> list[int]:
@@ -194,6 +200,6 @@ def _build_name_table(one: TableSum, title: str, whole_ns: int, words: Mapping[s
         if bounds:
             cells.append(Cell(words[name.style].removesuffix("-bound"), css=labels.name_css_classes(_BUCKETS.get(name.style, name.style))))
         figures = (format_ns(name.ns), format_share(name.ns / whole_ns, 1) if whole_ns else "", f"{name.events:,}")
-        cells += map(Cell, (*figures, format_ns(name.ns / name.events), format_ns(name.longest_ns)))
-        rows.append(Row(tuple(cells)))
+        cells += map(Cell, (*figures, format_ns(name.ns / name.events)))
+        rows.append(Row((*cells, Cell(format_ns(name.longest_ns), link=("event", f"{one.table}-{name.longest}")))))
     return Table(tuple(columns), tuple(rows), caption=title)

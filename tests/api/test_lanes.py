@@ -137,6 +137,15 @@ def test_an_area_is_summed_by_name_and_bound_and_cut_at_its_edges(board: LaneBoa
     assert board.sum_area(500_000, 600_000, lanes) == ()
 
 
+def test_the_longest_event_of_a_name_is_named(board: LaneBoard, opened: AnalysedRecording) -> None:
+    lanes = [(lane, row) for lane, title in enumerate(board.titles) for row in range(title.levels)]
+    (found,) = [one for one in board.sum_area(board.from_ns, board.to_ns, lanes) if one.table == "kernels"]
+    of = opened.analysis.trace.kernels
+    lasted = of.with_columns(of["name"].cast(str), took=of["end_ns"] - of["start_ns"]).select("name", "took")
+    assert {lasted.row(one.longest) for one in found.names} == {(one.name, one.longest_ns) for one in found.names}
+    assert dict(lasted.group_by("name").agg(pl.col("took").max()).iter_rows()) == {one.name: one.longest_ns for one in found.names}
+
+
 def test_a_kernel_and_its_op_lead_by_arrows_to_the_call_and_the_backward_op(board: LaneBoard, opened: AnalysedRecording) -> None:
     names = opened.analysis.trace.ops["name"].to_list()
     forward, backward = names.index("aten::mm"), names.index("MmBackward0")

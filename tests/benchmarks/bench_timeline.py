@@ -14,7 +14,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,26 +58,36 @@ def read_frames(trace: bytes) -> list[Frame]:
     return [Frame(*cost) for cost in costs if cost[0]]
 
 
-def look_around(page: Page) -> None:
-    """Pan, zoom, scroll, choose and search as somebody does who looks for something."""
-    page.focus("#timeline-frame")
-    box = page.locator("#timeline-frame canvas").bounding_box()
-    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.5 * box["height"])
+def pan_and_zoom(page: Page) -> None:
+    """Hold the keys of somebody who looks around."""
     for key, hold_ms in (("w", 1500), ("d", 2000), ("a", 2000), ("w", 1000), ("d", 1500), ("s", 1500), ("a", 1500)):
         page.keyboard.down(key)
         page.wait_for_timeout(hold_ms)
         page.keyboard.up(key)
         page.wait_for_timeout(200)
+
+
+def scroll(page: Page) -> None:
+    """Turn the wheel down through the lanes and up again."""
     for by in (120, -120):
         for _ in range(12):
             page.mouse.wheel(0, by)
             page.wait_for_timeout(50)
+
+
+def choose_all(page: Page) -> None:
+    """Show the whole recording, and drag over all of its events."""
     page.keyboard.press("0")
-    page.mouse.move(box["x"] + 200, box["y"] + 38)  # all events, summed up
+    box = page.locator("#timeline-frame canvas").bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 38)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"], box["y"] + 38, steps=8)
     page.mouse.up()
     page.wait_for_timeout(1000)
+
+
+def search(page: Page) -> None:
+    """Type a name, and go to its first events."""
     page.keyboard.press("/")
     page.keyboard.type("gemm")
     page.wait_for_timeout(1500)
@@ -88,35 +97,43 @@ def look_around(page: Page) -> None:
 
 
 def measure(browser: Browser, address: str, width: int) -> None:
-    """Print the frames and callbacks of one page."""
+    """Print the frames of each thing that somebody does on a page, and the callbacks."""
     with support.opened(browser, address, width=width) as seen:
         page, taken = seen.page, []
-        page.on("requestfinished", lambda request: taken.append((time.monotonic(), request)))
+        page.on("requestfinished", lambda request: taken.append(request))
         page.wait_for_selector("#timeline-root[data-window]", timeout=ANALYSIS_MS)
-        browser.start_tracing(page=page, categories=["devtools.timeline", "disabled-by-default-devtools.timeline", "v8"])
-        look_around(page)
-        frames = read_frames(browser.stop_tracing())
+        page.focus("#timeline-frame")
+        box = page.locator("#timeline-frame canvas").bounding_box()
+        page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.5 * box["height"])
+        print(f"\n{width} px")
+        for act in (pan_and_zoom, scroll, choose_all, search):
+            browser.start_tracing(page=page, categories=["devtools.timeline", "disabled-by-default-devtools.timeline", "v8"])
+            act(page)
+            print_frames(act.__name__.replace("_", " "), read_frames(browser.stop_tracing()))
         callbacks: dict[str, list[float]] = {}
-        for _, request in taken:
+        for request in taken:
             if "_dash-update-component" in request.url:
                 asked = str((request.post_data_json or {}).get("output")).strip(".")[:40]
                 callbacks.setdefault(asked, []).append(request.timing["responseStart"] - request.timing["requestStart"])
-        report(width, frames, callbacks, seen.errors)
+        print_callbacks(callbacks)
+        if seen.errors:
+            print("  errors:", *seen.errors[:5], sep="\n    ")
 
 
-def report(width: int, frames: list[Frame], callbacks: dict[str, list[float]], errors: list[str]) -> None:
-    """Print what was measured."""
-    print(f"\n{width} px: {len(frames)} frames")
+def print_frames(doing: str, frames: list[Frame]) -> None:
+    """Print how long the frames took, by the clock and in time of the processor."""
     for what, costs in (("by the clock", [one.wall_ms for one in frames]), ("processor time", [one.cpu_ms for one in frames])):
         high = statistics.quantiles(costs, n=100)
         over = sum(cost > FRAME_MS for cost in costs)
-        print(f"  {what:<16} median {statistics.median(costs):.1f} ms, p95 {high[94]:.1f} ms, p99 {high[98]:.1f} ms, "
+        print(f"  {doing:<14} {what:<15} {len(frames):>4} frames, median {statistics.median(costs):.1f} ms, p99 {high[98]:.1f} ms, "
               f"largest {max(costs):.1f} ms, {over} over {FRAME_MS:.0f} ms")  # fmt: skip
+
+
+def print_callbacks(callbacks: dict[str, list[float]]) -> None:
+    """Print how long the server took to answer each callback."""
     for asked, found in sorted(callbacks.items()):
         told = "  OVER THE LIMIT" if max(found) > CALLBACK_MS else ""
         print(f"  {asked:<40} {len(found):>4} times, median {statistics.median(found):6.0f} ms, largest {max(found):6.0f} ms{told}")
-    if errors:
-        print("  errors:", *errors[:5], sep="\n    ")
 
 
 def main() -> None:

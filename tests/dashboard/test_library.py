@@ -194,17 +194,22 @@ def test_a_failure_that_is_no_bad_input_ends_the_analysis_with_one_line(tmp_path
 
 
 @pytest.mark.slow
-def test_few_are_kept_open(tmp_path: Path) -> None:
-    for number in range(module.MOST_OPEN + 1):
-        small_trace(tmp_path / f"trace-{chr(97 + number)}.json")
+@pytest.mark.parametrize(("most_rows", "kept"), [(module.MOST_ROWS, True), (5 * module.ROWS_OF_REPORT, False)], ids=["small", "large"])
+def test_small_recordings_are_kept_open_and_of_large_ones_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_rows: int, kept: bool
+) -> None:
+    monkeypatch.setattr(module, "MOST_ROWS", most_rows)
+    names = [f"trace-{letter}.json" for letter in "abcdefg"]
+    for name in names:
+        small_trace(tmp_path / name)
     found = Library(tmp_path)
-    opened = [found.opened(f"trace-{chr(97 + number)}.json") for number in range(module.MOST_OPEN + 1)]
-    assert found.opened(f"trace-{chr(97 + module.MOST_OPEN)}.json") is opened[-1]
-    assert found.opened("trace-a.json") is not opened[0]
+    opened = [found.opened(name) for name in names]
+    assert all(found.opened(name) is one for name, one in zip(names[-module.LEAST_OPEN :], opened[-module.LEAST_OPEN :], strict=True))
+    assert (found.opened(names[0]) is opened[0]) == kept
 
 
 def test_what_still_runs_is_not_begun_again_however_many_others_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"trace-{chr(97 + number)}.json" for number in range(3 * module.MOST_OPEN)]
+    names = [f"trace-{chr(97 + number)}.json" for number in range(12)]
     for name in names:
         small_trace(tmp_path / name)
     begun, gate = [], threading.Event()

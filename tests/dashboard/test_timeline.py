@@ -114,7 +114,7 @@ def test_other_recordings_cannot_be_reached(client: Client) -> None:
 def test_the_panel_leads_to_the_op_table_and_to_what_belongs_to_the_event(client: Client) -> None:
     panel = panel_of(client, {"number": 1, "event": "kernels-0"})
     assert any(address.startswith("/ops?bundle=run.json&op=aten") for _, address in links(panel))
-    jumps = [part["props"]["children"] for part in _anchors(panel) if "data-event" in part["props"]]
+    jumps = [part["props"]["children"] for part in _anchors(panel) if "&event=" in part["props"]["href"]]
     assert jumps == ["zoom to it", "zoom to its launch", "zoom to attributed op"]
     assert "60.0 us" in texts(panel)
     assert "Click an event" in words(panel_of(client, None))
@@ -141,6 +141,7 @@ def test_what_a_search_finds_is_told_and_a_name_leads_to_its_events(client: Clie
     panel = panel_of(client, {"number": 1, "find": "GEMM"})
     assert "Work of the GPU 3 events, 180 us" in words(panel)
     assert ("sgemm_128x128", "/timeline?bundle=run.json&find=sgemm_128x128") in links(panel)
+    assert ("60.0 us", "/timeline?bundle=run.json&event=kernels-0") in [*links(panel)]  # the longest
     assert "No event here" in words(panel_of(client, {"number": 1, "find": "<script>nothing"}))
     found = asked(client, "timeline-search", "timeline-found.data", {"find": "gemm", "at_ns": 50_000, "direction": 1})
     assert (found["event"], found["place"][2:]) == ("kernels-2", [1_030_000, 1_090_000])
