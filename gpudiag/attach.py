@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import socket
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from gpudiag.capture.launch import choose_default_path
 from gpudiag.capture.run_script.listen import ASK_S, Answer, check_folder, find_socket, read_line
@@ -63,11 +65,11 @@ def _connect(pid: int, tell: Progress) -> socket.socket:
         raise InputError("this system has no Unix sockets", "record the program from its start: gpudiag run")
     path = find_socket(pid)
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        owner = psutil.Process(pid).uids().effective
+    except psutil.NoSuchProcess:
         raise InputError(f"there is no process {pid}", "give the number of the training process, as `ps` shows it") from None
-    except PermissionError:
-        raise InputError(f"process {pid} is another user's", "attach as the user who started it") from None
+    if owner != os.geteuid():  # root, too, would have it run a script that it may not read
+        raise InputError(f"process {pid} is another user's", "attach as the user who started it")
     if not path.exists():
         _have_it_listen(pid, path, tell)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -85,7 +87,18 @@ def _connect(pid: int, tell: Progress) -> socket.socket:
 
 _HOW = "call gpudiag.listen() in the program before its loop, or start it with `gpudiag run --at-step STEP`"
 
-_HAVE_LISTEN = "import gpudiag\ngpudiag.listen(once=True)\n"
+_HAVE_LISTEN = """
+import time
+if time.time() < {until!r}:
+    try:
+        import gpudiag
+        gpudiag.listen(once=True)
+    except Exception as error:
+        import os
+        with open({failed!r} + ".part", "w") as file:
+            file.write(f"{{type(error).__name__}}: {{error}}")
+        os.replace({failed!r} + ".part", {failed!r})
+"""
 
 
 def _have_it_listen(pid: int, path: Path, tell: Progress) -> None:
@@ -93,19 +106,23 @@ def _have_it_listen(pid: int, path: Path, tell: Progress) -> None:
     remote_exec = getattr(sys, "remote_exec", None)
     if remote_exec is None:
         raise InputError(f"process {pid} does not listen", _HOW)
-    with tempfile.TemporaryDirectory(prefix="gpudiag-attach-") as scratch:
-        script = Path(scratch) / "listen.py"
-        script.write_text(_HAVE_LISTEN, encoding="utf-8")
-        try:
-            remote_exec(pid, str(script))
-        except (OSError, RuntimeError, ValueError) as error:
-            raise InputError(f"process {pid} does not listen, and cannot be made to ({error})", _HOW) from None
-        tell("waiting for the process to listen")
-        deadline = time.monotonic() + 2 * ASK_S
-        while not path.exists():
-            if time.monotonic() > deadline:
-                raise InputError(f"process {pid} does not listen: it has no gpudiag, or its main thread does not run Python", _HOW)
-            time.sleep(LOOK_S)
+    scratch, until = Path(tempfile.mkdtemp(prefix="gpudiag-attach-")), time.time() + 2 * ASK_S
+    script, failed = scratch / "listen.py", scratch / "failed"
+    script.write_text(_HAVE_LISTEN.format(until=until, failed=str(failed)), encoding="utf-8")
+    try:
+        remote_exec(pid, str(script))
+    except (OSError, RuntimeError, ValueError) as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise InputError(f"process {pid} does not listen, and cannot be made to ({error})", _HOW) from None
+    tell("waiting for the process to listen")
+    while not path.exists() and not failed.exists():
+        if time.time() > until:  # the script stays: a program that comes to it later, and finds none, prints a traceback
+            raise InputError(f"process {pid} does not listen: its main thread ran no Python for {2 * ASK_S:.0f} s", _HOW)
+        time.sleep(LOOK_S)
+    reason = failed.read_text(errors="replace")[:200] if failed.exists() else ""
+    shutil.rmtree(scratch, ignore_errors=True)
+    if reason:
+        raise InputError(f"process {pid} cannot listen: {reason}", _HOW)
 
 
 def _is_over(journal: Path) -> bool:

@@ -90,6 +90,60 @@ def test_an_attached_training_computes_the_same_and_nothing_stays_behind(tmp_pat
     assert "the recording is long" in given_up.stderr
 
 
+ATTACHES = pytest.mark.skipif(not hasattr(sys, "remote_exec"), reason="a program that does not listen is asked by Python 3.14")
+
+
+@ATTACHES
+@pytest.mark.slow
+def test_a_program_that_knows_nothing_of_gpudiag_is_recorded_and_computes_the_same(tmp_path: Path) -> None:
+    plain = TRAIN.replace("import gpudiag\n", "import time\n").replace("gpudiag.listen()", "pass")
+    (tmp_path / "train.py").write_text(plain)
+    train = [sys.executable, "train.py"]
+    child = subprocess.Popen([*train, "1000000", "--listen"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "gpudiag", "attach", str(child.pid), "--steps", "3", "--no-report", "-o", "run"],
+            cwd=tmp_path, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        (tmp_path / "stop").touch()
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    losses, left = json.loads(out)
+    assert (err, left) == ("", [False, False, 0, 0])
+    (tmp_path / "stop").unlink()
+    alone = subprocess.run([*train, str(len(losses))], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(alone.stdout)[0] == losses
+    assert [window.steps for window in open_bundle(tmp_path / "run").manifest.windows] == [3, 2]
+
+
+NO_GPUDIAG = "import sys; sys.modules['gpudiag'] = None; import time; print(flush=True); [time.sleep(0.01) for _ in range(3000)]"
+BUSY = "import hashlib; print(flush=True); hashlib.pbkdf2_hmac('sha256', b'', b'', 6_000_000); print('done')"
+
+
+@ATTACHES
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [(NO_GPUDIAG, "cannot listen: ModuleNotFoundError: import of gpudiag halted"), (BUSY, "its main thread ran no Python for 0 s")],
+    ids=["without gpudiag", "in a long call"],
+)
+def test_a_program_that_cannot_be_made_to_listen_is_told_and_sees_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, program: str, reason: str
+) -> None:
+    monkeypatch.setattr("gpudiag.attach.ASK_S", 0.1 if program == BUSY else 30)
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        with pytest.raises(InputError, match=reason):
+            attach(child.pid, wait_s=1, tell=print)
+        if program == BUSY:
+            assert child.communicate(timeout=60) == ("done\n", "")
+    finally:
+        child.kill()
+    assert child.communicate()[1] == ""
+
+
 def test_who_cannot_be_asked_is_one_line_on_how(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
