@@ -106,10 +106,12 @@ def _list_limits(found: DeviceProjection) -> list[tuple[str, str]]:
     if found.peak_bytes is None:
         limits.append(("memory", f"whether it fits into {format_bytes(found.memory_bytes)}: not recorded (memory=True)"))
     elif found.memory_bytes is not None:
+        peak, there = format_bytes(found.peak_bytes), format_bytes(found.memory_bytes)
         fits = "fits into" if found.peak_bytes < found.memory_bytes else "does NOT fit into"
-        more = "; what was in use before the recording comes to it" if found.peak_lower_bound else ""
-        more += "; more samples need more" if found.samples > 1 else ""
-        limits.append(("memory", f"the recorded peak of {format_bytes(found.peak_bytes)} {fits} {format_bytes(found.memory_bytes)}{more}"))
+        told = f"the recorded peak of {peak} {fits} {there}"
+        if found.peak_lower_bound and found.peak_bytes < found.memory_bytes:
+            told = f"whether it fits into {there}: what was recorded needs {peak}, and what was in use before comes to it"
+        limits.append(("memory", f"{told}{'; more samples need more' if found.samples > 1 else ''}"))
     if not found.verified:
         limits.append(("peaks", f"those of the {found.target} stand in no data sheet that was read"))
     if found.other_boards:
