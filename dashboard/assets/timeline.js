@@ -231,14 +231,16 @@
     for (const key of ["lane", "op", "find", "event"]) S[key] = query.get(key) || null;
     if (S.find) S.op = null;
     S.search.value = S.find || "";
-    S.area = null;
+    S.area = S.selected = null;
+    S.arrows = [];
     S.linked = S.event ? null : query.get("area");
-    if (S.setup) { arrange(); openLinked(); }
-    const from = number("from"), to = number("to"), window_ = from !== null && to !== null && to > from;
-    if (S.find && !S.event) S.choice.pick({ find: S.find });
-    if (window_ && S.event) { S.choice.choose(S.event); S.event = null; }
+    const from = number("from"), to = number("to"), window_ = from !== null && to !== null && to > from, area = S.linked !== null;
     S.from = window_ ? from : null;
     S.to = window_ ? to : null;
+    if (S.setup) { arrange(); openLinked(); }
+    if (S.find && !S.event) S.choice.pick({ find: S.find });
+    else if (!S.event && !area) S.choice.pick(null);
+    if (window_ && S.event) { S.choice.choose(S.event); S.event = null; }
     ask(true);
     return dash().no_update;
   }
@@ -365,11 +367,18 @@
     if (!link || !S || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
     event.stopPropagation();
+    writeAddress();
+    window.history.pushState(window.history.state, "", window.location.href); // Back leads to what was looked at before
     const query = new URL(link.href).searchParams;
     if (link.dataset.op) mark(link.dataset.op, null);
     else if (query.has("event")) focus(query.get("event"));
     else if (query.has("find")) mark(null, query.get("find"));
   }, { capture: true });
+
+  window.addEventListener("popstate", () => {
+    // Dash hears of an address that differs from the last one that it knows, and it knows none of those written here
+    if (S && S.root.isConnected && window.location.pathname.endsWith("/timeline")) address(window.location.search);
+  });
 
   const answered = (act) => (data) => { act(data); return dash().no_update; };
   window.dash_clientside = Object.assign({}, window.dash_clientside, {

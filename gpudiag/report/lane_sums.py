@@ -191,14 +191,17 @@ def build_sum_blocks(
                 if ns
             )
             blocks.append(Bars(parts))
-        blocks.append(_build_name_table(one, title, span_ns or one.ns, words, format_name))
+        blocks.append(_build_name_table(one, title, span_ns, words, format_name))
     return blocks
 
 
-def _build_name_table(one: TableSum, title: str, whole_ns: int, words: Mapping[str, str], format_name: Callable[[str, str], str]) -> Table:
-    bounds = one.table == "kernels"
+def _build_name_table(
+    one: TableSum, title: str, span_ns: int | None, words: Mapping[str, str], format_name: Callable[[str, str], str]
+) -> Table:
+    bounds, whole_ns = one.table == "kernels", span_ns or one.ns
     columns = [Column("name", "name"), *([Column("bound")] if bounds else [])]
-    columns += [Column(title, "number") for title in ("time", "share", "events", "mean", "longest")]
+    share = "of the area" if span_ns else "share"
+    columns += [Column(title, "number") for title in ("time", share, "events", "mean", "longest")]
     rows = []
     for name in one.names:
         link = ("find", name.name) if 0 < len(name.name) <= MOST_LETTERS and one.table in SEARCHED else None

@@ -2,8 +2,9 @@
 
 Each page is loaded several times at three widths, light and dark, then made narrower and wider again, and left and come back to; so are, on
 request, links into pages (--links: a finding, an op, an area of the time line) and a run that records meanwhile (--live puts one into
-FOLDER). Told are console errors and failed answers, figures and tables of no height, texts that lie on each other, pages wider than their
-window, and what axe-core finds serious at the first load. Exit code 1 where there is any. GPUDIAG_PICTURES=FOLDER keeps a picture of each.
+FOLDER). Told are console errors and failed answers, errors that the page shows, figures and tables of no height, texts that lie on each
+other, pages wider than their window, and what axe-core finds serious at the first load. Exit code 1 where there is any.
+GPUDIAG_PICTURES=FOLDER keeps a picture of each.
 
 A look waits until nothing is on its way to the server and the page has not changed for SETTLED_MS, and no longer.
 """
@@ -120,6 +121,7 @@ def list_faults(seen: Seen) -> Iterator[str]:
     yield from (f"no height: {one}" for one in flat_figures(page))
     yield from (f"misplaced: {one}" for one in misplaced(page))
     yield from (f"texts on each other: {one}" for one in page.evaluate(LYING))
+    yield from (f"an error is shown: {text[:200]}" for text in page.locator("main .error").all_inner_texts())
     if (wider := overflow_px(page)) > 0:
         yield f"{wider} px wider than its window"
 

@@ -251,6 +251,21 @@ def test_the_way_back_leads_to_what_was_looked_at(browser, address: str) -> None
         assert seen.errors == []
 
 
+def test_the_longest_event_of_an_area_is_gone_to_and_back_leads_to_the_area_each_time(browser, address: str) -> None:
+    area = "1010000_1200000_stream-7:0:0"
+    with support.opened(browser, f"{address}&area={area}") as seen:
+        page = seen.page
+        page.wait_for_selector(READY)
+        for _ in range(2):
+            chosen(page, "Work of the GPU 2 events, 80.0 us")
+            page.click("#timeline-panel td a:text('60.0 us')")
+            until(page, lambda: state(page).get("event") == "kernels-2" and "area" not in state(page))
+            chosen(page, "sgemm_128x128")
+            page.go_back()
+            until(page, lambda: state(page).get("area") == area and "event" not in state(page))
+        assert seen.errors == []
+
+
 def check_boxes(page: Page, width: int) -> None:
     """Nothing overlaps, nothing has no height, and the drawing is as wide as the window."""
     boxes = [page.locator(part).bounding_box() for part in PARTS]
