@@ -1,9 +1,9 @@
 """Look at every page of the dashboard on all recordings of a folder: `python tests/benchmarks/sweep_pages.py FOLDER [--loads 6]`.
 
-Each page is loaded several times at three widths, light and dark, then made narrower and wider again, and left and come back to; so are, on
-request, links into pages (--links: a finding, an op, an area of the time line) and a run that records meanwhile (--live puts one into
-FOLDER). Told are console errors and failed answers, errors that the page shows, figures and tables of no height, texts that lie on each
-other, pages wider than their window, and what axe-core finds serious at the first load. Exit code 1 where there is any.
+Each page is loaded several times at three widths, light and dark; the first time it is then made narrower and wider again, left, and come
+back to. So are, on request, links into pages (--links: a finding, an op, an area of the time line) and a run that records meanwhile (--live
+puts one into FOLDER). Told are console errors and failed answers, errors that the page shows, figures and tables of no height, texts that
+lie on each other, pages wider than their window, and what axe-core finds serious at the first load. Exit code 1 where there is any.
 GPUDIAG_PICTURES=FOLDER keeps a picture of each.
 
 A look waits until nothing is on its way to the server and the page has not changed for SETTLED_MS, and no longer.
@@ -127,9 +127,9 @@ def list_faults(seen: Seen) -> Iterator[str]:
 
 
 def look_at(browser: Browser, address: str, width: int, scheme: Scheme, name: str, *, first: bool) -> Iterator[str]:
-    """Load a page once, narrow and widen its window, leave it and come back; tell what is wrong after each.
+    """Load a page, and tell what is wrong with it.
 
-    `first`: of several loads; its picture is kept, and axe-core looks at it.
+    `first`: of several loads; its picture is kept, axe-core looks at it, its window is narrowed and widened, it is left and come back to.
     """
     axe = axe_path()
     with opened(browser, address, width=width, scheme=scheme) as seen:
@@ -140,6 +140,8 @@ def look_at(browser: Browser, address: str, width: int, scheme: Scheme, name: st
             picture(page, name, Path(kept))
         if first and axe is not None:
             yield from (f"axe: {one}" for one in violations(page, axe))
+        if not first:
+            return
         for changed in (max(width // 2, 320), width):
             page.set_viewport_size({"width": changed, "height": 900})
             wait_for_rest(seen)
