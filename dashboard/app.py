@@ -113,7 +113,7 @@ def build_head(view: View, page: Page | None, library: Library) -> list[Componen
     entry = next((entry for entry in library.bundles() if entry.name == view.bundle), None)
     if entry is None:
         return [html.Div(inside, className="top")]
-    inside.append(components.build_status_badge(entry.status))
+    inside += components.drop_missing([components.build_status_badge(entry.status, entry.kind)])
     if entry.ranks > 1 and view.rank is not None and view.page not in WHOLE_RECORDING_PAGES:
         inside.append(html.Span(f"rank {view.rank} alone", className="where"))
         inside.append(components.build_link("All ranks", view.href(rank=None)))

@@ -95,7 +95,16 @@ STATUS_WORDS = {
     "finished": "finished",
     "damaged": "did not finish",
     "unreadable": "cannot be read",
+    "experiments live": "measuring",
+    "experiments damaged": "ended without a result",
 }
+
+
+def name_status(kind: str, status: str) -> str:
+    """Return the status of a recording (Entry.kind and .status) in a few words; '' for traces that can be read: theirs is not known."""
+    if kind not in ("bundle", "experiments") and status != "unreadable":
+        return ""
+    return STATUS_WORDS.get(f"{kind} {status}", STATUS_WORDS.get(status, status))
 
 
 def clean_text(value: str, limit: int = 2_000) -> str:
@@ -522,9 +531,10 @@ LOADING: dict[str, Any] = {"type": "dot", "delay_show": 300, "overlay_style": {"
 """Options of dcc.Loading: what a callback fills is dimmed meanwhile, after a short moment."""
 
 
-def build_status_badge(status: str) -> Component:
-    """Return the status of a recording (Entry.status) as a badge: a word and a colour."""
-    return html.Span(STATUS_WORDS.get(status, status), className=f"badge {status}")
+def build_status_badge(status: str, kind: str = "bundle") -> Component | None:
+    """Return the status of a recording (see `name_status`) as a badge: words and a colour; None where there is none to tell."""
+    words = name_status(kind, status)
+    return html.Span(words, className=f"badge {status}") if words else None
 
 
 def drop_missing(children: Iterable[Child]) -> list[Child]:

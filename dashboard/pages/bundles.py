@@ -11,7 +11,7 @@ import dash
 from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components
-from gpudiag_dashboard.components import STATUS_WORDS, View, build_choices, clean_text
+from gpudiag_dashboard.components import View, build_choices, clean_text, name_status
 from gpudiag_dashboard.digests import Digest
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS, build_filter, follow_filter
@@ -38,7 +38,6 @@ MOST_LIVE = 8
 """Runs whose pace is read while they record; more of them would push each other out of the library's memory."""
 
 _KINDS = {"bundle": "", "trace": "a trace", "folder": "a folder of traces", "experiments": "experiments alone"}
-_STATUS = {**STATUS_WORDS, "experiments live": "measuring", "experiments damaged": "ended without a result"}
 _UNKNOWN, _NOT_YET = "not known", "not analysed yet"
 _COLUMNS = (
     Column("recording"),
@@ -74,8 +73,8 @@ class Listed(NamedTuple):
 
     @property
     def status(self) -> str:
-        """Return its status in a word or a few."""
-        return _STATUS.get(f"{self.entry.kind} {self.entry.status}", _STATUS.get(self.entry.status, self.entry.status))
+        """Return its status in a word or a few; '' for traces."""
+        return name_status(self.entry.kind, self.entry.status)
 
 
 class Bundles:
@@ -219,11 +218,10 @@ def build_listed_row(one: Listed) -> Row:
     page = {"live": "/telemetry"}.get(entry.status, "/overview") if entry.kind != "experiments" else "/experiments"
     link = ("href", View().href(page, bundle=entry.name)) if entry.status != "unreadable" else None
     name = Cell(entry.name if entry.name != "." else "this folder", None, (_KINDS[entry.kind], entry.note), link=link)
-    badged = entry.kind in ("bundle", "experiments") or entry.status == "unreadable"
     device = one.device or (_UNKNOWN if entry.kind == "bundle" else "")
     step, mfu, finding = _build_figures(one)
     return build_row(
-        name, entry.program, Cell(one.status if badged else "", css=f"badge {entry.status}" if badged else ""), device,
+        name, entry.program, Cell(one.status, css=f"badge {entry.status}" if one.status else ""), device,
         build_count_cell(entry.ranks) if entry.ranks > 1 or entry.kind == "bundle" else Cell(""),
         build_count_cell(entry.steps) if entry.steps is not None else Cell(""),
         step, mfu, finding,
@@ -264,7 +262,7 @@ def _build_filters(listed: Sequence[Listed], view: View) -> list[Component]:
         (
             "Status",
             "status",
-            {one.status for one in listed if one.entry.kind in ("bundle", "experiments") or one.entry.status == "unreadable"},
+            {one.status for one in listed if one.status},
         ),
     ):
         if len(values) > 1:
