@@ -102,6 +102,8 @@ def wait_for_content(seen: Seen) -> None:
     page = seen.page
     page.wait_for_selector("main .content > *, main .empty, main canvas, main table, main .error, main p", timeout=READY_MS)
     page.wait_for_selector("main .empty .running", state="detached", timeout=READY_MS)  # it is being analysed
+    if page.locator("#timeline-root").count():  # of a large recording the lanes are arranged first
+        page.wait_for_selector("#timeline-root[data-window]", timeout=READY_MS)
     wait_for_rest(seen)
 
 
