@@ -85,6 +85,8 @@ class _Work:
         self.doing, self.began = "beginning", time.monotonic()
         self.done = threading.Event()
         self.found: AnalysedRecording | None = None
+        self.rows = ROWS_OF_REPORT
+        """How much memory the analysis takes, in rows of its tables."""
         self.error: GpudiagError | None = None
 
     def run(self, turn: threading.Semaphore, note: Callable[[_Work], None]) -> None:
@@ -94,6 +96,7 @@ class _Work:
                 turn.acquire()
             try:
                 self.found = open_recording(str(self.path), rank=self.rank, progress=partial(setattr, self, "doing"))
+                self.rows += sum(getattr(self.found.analysis.trace, table).height for table in TRACE_TABLES)
             finally:
                 turn.release()
         except GpudiagError as error:
@@ -103,11 +106,6 @@ class _Work:
         finally:
             self.done.set()
             note(self)
-
-    def count_rows(self) -> int:
-        """Return how much memory the analysis takes, in rows of its tables."""
-        tables = [] if self.found is None else [getattr(self.found.analysis.trace, table) for table in TRACE_TABLES]
-        return ROWS_OF_REPORT + sum(table.height for table in tables)
 
 
 class Library:
@@ -285,7 +283,7 @@ class Library:
         """Let go of what was looked at longest ago, with the lock held. What still runs stays: else all that ask would begin it again."""
         rows = 0
         for number, (key, work) in enumerate([one for one in reversed(self._open.items()) if one[1].done.is_set()]):
-            rows += work.count_rows()
+            rows += work.rows
             if number >= LEAST_OPEN and rows > MOST_ROWS:
                 del self._open[key]
 

@@ -51,6 +51,12 @@ print(json.dumps([losses, left]))
 """
 
 
+def ask_for_steps(pid: int, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Attach to a process as a person does in `folder`."""
+    command = [sys.executable, "-m", "gpudiag", "attach", str(pid), "--no-report", *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="needs Unix sockets")
 def test_an_attached_training_computes_the_same_and_nothing_stays_behind(tmp_path: Path) -> None:
@@ -61,14 +67,8 @@ def test_an_attached_training_computes_the_same_and_nothing_stays_behind(tmp_pat
         deadline = time.monotonic() + 60
         while not listening.find_socket(child.pid).exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-        done = subprocess.run(
-            [sys.executable, "-m", "gpudiag", "attach", str(child.pid), "--steps", "3", "--no-report", "-o", "run"],
-            cwd=tmp_path, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        given_up = subprocess.run(
-            [sys.executable, "-m", "gpudiag", "attach", str(child.pid), "--steps", "1000000", "--wait", "2", "--no-report", "-o", "long"],
-            cwd=tmp_path, capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        done = ask_for_steps(child.pid, tmp_path, "--steps", "3", "-o", "run")
+        given_up = ask_for_steps(child.pid, tmp_path, "--steps", "1000000", "--wait", "2", "-o", "long")
         time.sleep(1)
         assert child.poll() is None
         (tmp_path / "stop").touch()
@@ -101,10 +101,7 @@ def test_a_program_that_knows_nothing_of_gpudiag_is_recorded_and_computes_the_sa
     train = [sys.executable, "train.py"]
     child = subprocess.Popen([*train, "1000000", "--listen"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        subprocess.run(
-            [sys.executable, "-m", "gpudiag", "attach", str(child.pid), "--steps", "3", "--no-report", "-o", "run"],
-            cwd=tmp_path, capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        ask_for_steps(child.pid, tmp_path, "--steps", "3", "-o", "run")
         (tmp_path / "stop").touch()
         out, err = child.communicate(timeout=60)
     finally:
