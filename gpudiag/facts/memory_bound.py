@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -84,13 +86,11 @@ gradient and x (or y), write the gradient (op_costs.md section 4)."""
 
 
 class PatternItem(NamedTuple):
-    """One op of the forward pass, in program order."""
+    """One op of the forward pass."""
 
     row: int
     name: str
     numel: int
-    place: tuple[int, ...]
-    """Thread and step: patterns do not cross them."""
     casts: bool = False
     """Whether all that it does is to change the type."""
 
@@ -104,25 +104,23 @@ class PatternMatch(NamedTuple):
 
 
 def find_patterns(items: Sequence[PatternItem]) -> list[PatternMatch]:
-    """Return the patterns in `items`, none overlapping another, each with the casts of its size right before and behind it.
+    """Return the patterns in `items`, the ops of one thread in one step in their order; none overlaps another.
 
-    A fused kernel reads what the first cast reads and writes what the last one writes.
+    Each with the casts of its size right before and behind it: a fused kernel reads what the first cast reads and writes what the last one
+    writes.
     """
-    order: list[int] = []  # indices of items; -1 where thread or step change
-    for index, item in enumerate(items):
-        if find_base_name(item.name) not in CAST_OPS:
-            order += [-1, index] if order and items[order[-1]].place != item.place else [index]
-    text = "".join("|" if index < 0 else _LETTERS.get(find_base_name(items[index].name), ".") for index in order)
+    order = [index for index, item in enumerate(items) if find_base_name(item.name) not in CAST_OPS]
+    text = "".join(_LETTERS.get(find_base_name(items[index].name), ".") for index in order)
     matches, free = [], 0
     for found in _REGEX.finditer(text):
         low, high = order[found.start()], order[found.end() - 1] + 1
         name, _, least = _PATTERNS[int((found.lastgroup or "p0")[1:])]
-        numel, place = max(item.numel for item in items[low:high]), items[low].place
+        numel = max(item.numel for item in items[low:high])
         if sum(item.numel == numel for item in items[low:high]) < least:
             continue
-        while low > free and items[low - 1][2:] == (numel, place, True):
+        while low > free and items[low - 1][2:] == (numel, True):
             low -= 1
-        while high < len(items) and items[high][2:] == (numel, place, True):
+        while high < len(items) and items[high][2:] == (numel, True):
             high += 1
         matches.append(PatternMatch(name, tuple(item.row for item in items[low:high]), numel))
         free = high
@@ -132,6 +130,9 @@ def find_patterns(items: Sequence[PatternItem]) -> list[PatternMatch]:
 NO_PATTERN = "no pattern of single ops was recognised"
 
 _NOT_FORWARD = ("backward", "optimizer", "data")
+
+READ_AT_ONCE = 20_000
+"""Rows in a piece of a long table. With polars' 512 its calls come so close that another thread of the process waits up to 2 s."""
 
 COMPOSITE_SCHEMA = {"pattern": pl.String, "full_bytes": pl.Float64, "group": pl.Int64}
 
@@ -154,9 +155,10 @@ def find_composites(window: Window) -> pl.DataFrame:
     sums = forward.group_by("root").agg(pl.col("numel").max(), fused_kernels.NARROWEST_BYTES.min().alias("narrowest"), casts, moves)
     ops = window.analysis.trace.ops.select(pl.col("id").alias("root"), decode_column("name"), "thread", "step", "start_ns")
     rows = sums.filter("moves").join(ops, on="root").sort("thread", "start_ns", "root")
-    fields = rows.select("root", "name", pl.col("numel", "thread", "step").fill_null(0), "casts").iter_rows()
-    items = [PatternItem(root, name, numel, (thread, step), casts) for root, name, numel, thread, step, casts in fields]
-    matches = find_patterns(items)
+    fields = rows.select("thread", "step", "root", "name", pl.col("numel").fill_null(0), "casts").iter_rows(buffer_size=READ_AT_ONCE)
+    matches = []
+    for _, part in groupby(fields, key=itemgetter(0, 1)):
+        matches += find_patterns([PatternItem(*row[2:]) for row in part])
     if not matches:
         return work.clear().with_columns(pl.lit(None, dtype=kind).alias(name) for name, kind in COMPOSITE_SCHEMA.items())
     narrowest = dict(sums.select("root", "narrowest").drop_nulls().iter_rows())

@@ -310,11 +310,11 @@ def find_one_hot_products(window: Window) -> pl.DataFrame:
     trace, lineage = window.analysis.trace, Lineage(window)
     top = (pl.col("parent").fill_null(-1) < 0) & (pl.col("thread") == find_training_thread(trace))
     roots = trace.ops.filter(top).sort("start_ns").select("id", pl.col("name").cast(pl.String), "signature")
-    names, ids, rows = roots["name"].to_list(), roots["id"].to_list(), roots["signature"].to_list()
+    names, ids, rows = roots["name"], roots["id"], roots["signature"]
     group = np.full(trace.ops.height, -1, dtype=np.int64)
     made = trace.ops.filter(pl.col("name") == "aten::scatter_").select("parent", "signature")
     wide = {parent: shapes[0] for parent, row in made.iter_rows() if (shapes := list_shapes(window, row))}
-    for at in (at for at, name in enumerate(names) if name == _ONE_HOT and ids[at] in wide):
+    for at in ((names == _ONE_HOT) & ids.is_in(list(wide))).arg_true():
         shape = wide[ids[at]]
         inside = [at]
         for later in range(at + 1, min(at + 1 + LOOKED_AT, len(names))):

@@ -109,7 +109,9 @@ def _estimate_costs(
     ops: pl.DataFrame, calls: OpTree, owner: Ints, parsed: Mapping[int, Signature], known: RecordedCosts | None, *, on_cpu: bool
 ) -> AttributedOps:
     """Return `owner` with one cost for each distinct (name, signature, borrowed signature, told cost, delegates)."""
-    rows = np.unique(owner[owner >= 0])
+    used = np.zeros(len(calls.parent), dtype=bool)
+    used[owner[owner >= 0]] = True
+    rows = np.flatnonzero(used)
     told = known.of_op[rows] if known else np.full(len(rows), -1)
     keys = ["name", "signature", "borrowed", "told"]
     frame = ops[rows].select("id", decode_column("name"), "signature", "borrowed").with_columns(told=told)
