@@ -95,7 +95,7 @@ class MemoryTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """Memory in use over the recording by what it was for. A point stands for a short time: its event with most in use."""
 
     t_ns: tuple[int, ...]
-    """When, since the first event of the allocator."""
+    """When, from the trace's base: the beginning of the recording, as all times of events."""
     by_category: dict[str, tuple[int, ...]]
     """Category -> bytes in use at each point, in the order of MEMORY_CATEGORIES; those without bytes are left out."""
     peak: int
@@ -107,7 +107,7 @@ class MemoryTimeline(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: tuple[int, ...] = ()
     """What the allocator had reserved at each point; () where it does not say."""
     step_starts_ns: tuple[int, ...] = ()
-    """Beginnings of the steps, since the same moment."""
+    """Beginnings of the steps, from the same moment."""
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,10 +28,9 @@ def build_timeline(
     """
     if not len(t_ns) or t_ns[-1] <= t_ns[0]:
         return None
-    first = int(t_ns[0])
-    since = np.maximum.accumulate(t_ns - first)
+    at_ns = np.maximum.accumulate(t_ns)
     in_use = lives.in_use()
-    chosen = _choose_events(since, in_use)
+    chosen = _choose_events(at_ns, in_use)
     if in_use.max() <= 0:  # most was in use before the first event
         chosen = np.append(-1, chosen)
     recorded = lives.born >= 0
@@ -50,13 +49,13 @@ def build_timeline(
     gone = np.sort(lives.died[~recorded])
     sizes = np.append(0, np.cumsum(lives.size[~recorded][np.argsort(lives.died[~recorded], kind="stable")]))
     held["before_recording"] += np.maximum(0, base - owned - sizes[np.searchsorted(gone, chosen, side="right")])
-    inside = starts_ns[(starts_ns >= first) & (starts_ns <= t_ns[-1])] - first
+    inside = starts_ns[(starts_ns >= t_ns[0]) & (starts_ns <= t_ns[-1])]
     total = sum(held.values())
     present = [kind for kind in MEMORY_CATEGORIES if held[kind].any()]
     told = None if reserved is None or reserved.null_count() == len(reserved) else reserved.fill_null(strategy="forward").fill_null(0)
     shown = np.maximum(chosen, 0)
     return MemoryTimeline(
-        t_ns=tuple(since[shown].tolist()),
+        t_ns=tuple(at_ns[shown].tolist()),
         by_category={kind: tuple(held[kind].tolist()) for kind in present},
         peak=int(np.argmax(total)),
         places=tuple(names),
@@ -66,11 +65,11 @@ def build_timeline(
     )
 
 
-def _choose_events(since_ns: Ints, in_use: Ints) -> Ints:
+def _choose_events(at_ns: Ints, in_use: Ints) -> Ints:
     """Return the event with most in use of each of POINTS equal stretches of time that has any, and the last one before a stretch without:
     what was held then holds on."""
-    edges = np.linspace(0, int(since_ns[-1]), POINTS + 1)[1:-1]
-    stretch = np.searchsorted(edges, since_ns, side="right")
+    edges = np.linspace(int(at_ns[0]), int(at_ns[-1]), POINTS + 1)[1:-1]
+    stretch = np.searchsorted(edges, at_ns, side="right")
     order = np.lexsort((-in_use, stretch))
     highest = order[np.append(True, np.diff(stretch[order]) > 0)]
     before_gaps = np.flatnonzero(np.append(np.diff(stretch) > 1, True))

@@ -1,6 +1,6 @@
 """Look at every page of the dashboard on all recordings of a folder: `python tests/benchmarks/sweep_pages.py FOLDER [--loads 6]`.
 
-Each page is loaded several times at three widths, light and dark; the first time it is then made narrower and wider again, left, and come
+Each page is opened at three widths, light and dark, and loaded again several times; it is then made narrower and wider again, left, and come
 back to. So are, on request, links into pages (--links: a finding, an op, an area of the time line) and a run that records meanwhile (--live
 puts one into FOLDER). Told are console errors and failed answers, errors that the page shows, figures and tables of no height, texts that
 lie on each other, pages wider than their window, and what axe-core finds serious at the first load. Exit code 1 where there is any.
@@ -128,22 +128,24 @@ def list_faults(seen: Seen) -> Iterator[str]:
         yield f"{wider} px wider than its window"
 
 
-def look_at(browser: Browser, address: str, width: int, scheme: Scheme, name: str, *, first: bool) -> Iterator[str]:
-    """Load a page, and tell what is wrong with it.
+def look_at(browser: Browser, address: str, width: int, scheme: Scheme, name: str, loads: int) -> Iterator[str]:
+    """Load a page `loads` times, narrow and widen its window, leave it and come back, and tell what is wrong with it each time.
 
-    `first`: of several loads; its picture is kept, axe-core looks at it, its window is narrowed and widened, it is left and come back to.
+    At the first load a picture is kept, and axe-core looks at the page.
     """
     axe = axe_path()
     with opened(browser, address, width=width, scheme=scheme) as seen:
         page = seen.page
         wait_for_content(seen)
         yield from list_faults(seen)
-        if first and (kept := os.environ.get("GPUDIAG_PICTURES")):
+        if kept := os.environ.get("GPUDIAG_PICTURES"):
             picture(page, name, Path(kept))
-        if first and axe is not None:
+        if axe is not None:
             yield from (f"axe: {one}" for one in violations(page, axe))
-        if not first:
-            return
+        for _ in range(loads - 1):
+            page.reload()
+            wait_for_content(seen)
+            yield from list_faults(seen)
         for changed in (max(width // 2, 320), width):
             page.set_viewport_size({"width": changed, "height": 900})
             wait_for_rest(seen)
@@ -206,13 +208,12 @@ def sweep(folder: Path, paths: list[str], widths: Sequence[int], loads: int) -> 
     with served(folder) as address, launched() as browser:
         for path, width, scheme in itertools.product(paths, widths, SCHEMES):
             name = f"{re.sub(r'[^0-9a-zA-Z]+', '-', path).strip('-') or 'index'}-{scheme}-{width}"
-            for load in range(loads):
-                looked += 1
-                for fault in look_at(browser, f"{address}{path}", width, scheme, name, first=load == 0):
-                    at = (path, width, scheme, fault)
-                    faults[at] += 1
-                    if faults[at] == 1:
-                        print(*at, flush=True)
+            looked += loads
+            for fault in look_at(browser, f"{address}{path}", width, scheme, name, loads):
+                at = (path, width, scheme, fault)
+                faults[at] += 1
+                if faults[at] == 1:
+                    print(*at, flush=True)
             if width == widths[-1] and scheme == SCHEMES[-1]:
                 print(f"{time.monotonic() - began:.0f} s: {looked} loads, {path}", file=sys.stderr, flush=True)
     print(f"{looked} loads of {len(paths)} pages in {time.monotonic() - began:.0f} s: {len(faults)} faults")
