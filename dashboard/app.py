@@ -242,8 +242,8 @@ MOST_CONNECTIONS = 512
 """Open connections. waitress stops at 100, idle ones and half-sent requests included: anybody could keep a page out with a hundred."""
 
 SWITCH_S = 0.0005
-"""An analysis gives way to a request within this time, ten times sooner than Python would: with that the page of a recording of 1 GB that is
-being analysed takes 0.03 s at most where it took 0.3 s, and the analysis takes as long (measured on two cores)."""
+"""An analysis gives way to a request within this time, ten times sooner than Python would: what the page of a recording of 1 GB asks while
+it is analysed takes 0.03 s at most where it took 0.3 s, and the analysis takes as long (measured on two cores)."""
 
 IDLE_S = 30
 """A connection on which nothing comes or goes is closed after this time, for whoever waits behind those (waitress: 120 s)."""

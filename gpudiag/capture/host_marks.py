@@ -93,13 +93,14 @@ USUAL_STEPS, SLOW_TIMES = 20, 1.5
 """Steps whose median is the usual one, a quarter of them at the least, and how many times as long a step is slow (as SLOW_FACTOR of
 timeline.history)."""
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+"""The folder of gpudiag."""
 
 _STANDARD = ("<", *(path + os.sep for path in map(sysconfig.get_path, ("stdlib", "platstdlib")) if path))
 _SITE_NAMES = ("site-packages", "dist-packages")  # of the user's home, of the system below a virtual environment, of --target too
 _SITE = tuple(path.rstrip(os.sep) + os.sep for path in sys.path if os.path.basename(path.rstrip(os.sep)) in _SITE_NAMES)
-INSTALLED = (_PACKAGE + os.sep, *_STANDARD, *_SITE)
-_OURS_AND_TORCH = (_PACKAGE + os.sep, *(path + "torch" + os.sep for path in _SITE))
+INSTALLED = (PACKAGE, *_STANDARD, *_SITE)
+_OURS_AND_TORCH = (PACKAGE, *(path + "torch" + os.sep for path in _SITE))
 
 _live: HostMarks | None = None
 _hooked = False
@@ -127,7 +128,7 @@ def find_caller_site(frame: FrameType | None) -> str | None:
 def is_own_call(frame: FrameType | None) -> bool:
     """Return whether gpudiag itself asked the standard library for what is happening; our wrapper round torch.save is not that."""
     names = (frame.f_code.co_filename for frame in _list_frames(frame))
-    return next((name for name in names if name.startswith(_SITE) or not name.startswith(_STANDARD)), "").startswith(_PACKAGE + os.sep)
+    return next((name for name in names if name.startswith(_SITE) or not name.startswith(_STANDARD)), "").startswith(PACKAGE)
 
 
 class HostMarks:

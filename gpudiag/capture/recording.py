@@ -18,7 +18,7 @@ from gpudiag.bundle.layout import SEGMENT_FOLDERS, manifest_name
 from gpudiag.bundle.segments import encode_segment
 from gpudiag.bundle.writer import write_atomic
 from gpudiag.capture.hooks import Events, Patches
-from gpudiag.capture.host_marks import HostMarks
+from gpudiag.capture.host_marks import PACKAGE, HostMarks
 from gpudiag.capture.torch_profiler import defer_signals
 from gpudiag.errors import warn_user
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
@@ -81,16 +81,13 @@ class BackgroundWriter:
                 self.error = error
 
 
-_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
-
-
 def find_stack_level() -> int:
     """Return the `stacklevel` with which the caller's warnings.warn points at the line outside gpudiag and torch that led to it.
 
     1 where there is none: in threads of our own, and while Python shuts down.
     """
     torch = getattr(sys.modules.get("torch"), "__file__", None)
-    inside = (_PACKAGE, os.path.dirname(torch) + os.sep) if torch else (_PACKAGE,)
+    inside = (PACKAGE, os.path.dirname(torch) + os.sep) if torch else (PACKAGE,)
     frame: FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None and frame.f_code.co_filename.startswith(inside):

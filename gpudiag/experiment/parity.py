@@ -28,8 +28,7 @@ from gpudiag.experiment.arm import ArmError, LiveArm, find_refusal
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.isolation import catch_full_disk, guard_processes, wrap_in_sandbox
 from gpudiag.experiment.trial.protocol import ParityPlan, ParityRun, ParityStep
-from gpudiag.fixes.fix import Parity as ParityKind
-from gpudiag.model.experiment import Parity, ParityVerdict
+from gpudiag.model.experiment import Parity, ParityKind, ParityVerdict
 from gpudiag.units import Progress
 
 NOISE: dict[ParityKind, float] = {"exact": 6e-8, "rounding": 6e-8, "low_precision": 1.1e-3}

@@ -24,8 +24,8 @@ from gpudiag.experiment.variant import PARITY_CLASSES, find_script
 from gpudiag.files import read_file
 from gpudiag.fixes import find_fix, make_applier
 from gpudiag.fixes.dataloader import LoaderWorkers
-from gpudiag.fixes.fix import Applier, NoPlaceError, Parity
-from gpudiag.model.experiment import Comparison, FixCall, Recipe
+from gpudiag.fixes.fix import Applier, NoPlaceError
+from gpudiag.model.experiment import Comparison, FixCall, ParityKind, Recipe
 from gpudiag.model.patch import Patch, PatchedFix, PatchRun
 from gpudiag.report.experiment.summary import AS_IS
 from gpudiag.report.experiment.verdicts import format_pair_count, format_ratio
@@ -148,10 +148,10 @@ def _check(patch: Patch, base: Arm, copy: Arm, recipe: Recipe, design: Design, s
     return msgspec.structs.replace(run, ratio=found.ratio, interval=found.interval, pairs=found.pairs, refused=refused)
 
 
-def choose_class(calls: Sequence[FixCall]) -> Parity:
+def choose_class(calls: Sequence[FixCall]) -> ParityKind:
     """Choose how far a patched copy may be from the injected fixes: by rounding where both change what is trained on."""
-    classes: list[Parity] = [find_fix(call.id).parity for call in calls]
-    weakest: Parity = max(classes, key=PARITY_CLASSES.index, default="exact")
+    classes: list[ParityKind] = [find_fix(call.id).parity for call in calls]
+    weakest: ParityKind = max(classes, key=PARITY_CLASSES.index, default="exact")
     return "rounding" if weakest == "semantics" else weakest
 
 

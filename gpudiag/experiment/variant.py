@@ -16,10 +16,9 @@ import msgspec
 from gpudiag.errors import InputError
 from gpudiag.experiment.design import Arm
 from gpudiag.fixes import are_conflicting, find_fix, make_applier
-from gpudiag.fixes.fix import Parity
-from gpudiag.model.experiment import FixCall
+from gpudiag.model.experiment import FixCall, ParityKind
 
-PARITY_CLASSES: tuple[Parity, ...] = get_args(Parity)
+PARITY_CLASSES: tuple[ParityKind, ...] = get_args(ParityKind)
 """From the strictest to the weakest."""
 
 ChangeKind = Literal["args", "env", "script", "git"]
@@ -46,7 +45,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     label: str = msgspec.field(name="name", default="")
     """What the user calls the changes; '' where there are none."""
     changes: tuple[Change, ...] = ()
-    parity: Parity = "semantics"
+    parity: ParityKind = "semantics"
     """How far results may differ by the changes, as told by the user."""
     ceiling_share: float | None = None
     """The most that it can save, as a share of the step, by the findings that name it; None: not known."""
@@ -57,9 +56,9 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return "+".join([*map(str, self.fixes), *([self.label] if self.label else [])])
 
     @property
-    def kind(self) -> Parity:
+    def kind(self) -> ParityKind:
         """Its parity class: the weakest of its parts."""
-        classes: list[Parity] = [find_fix(call.id).parity for call in self.fixes]
+        classes: list[ParityKind] = [find_fix(call.id).parity for call in self.fixes]
         return max([*classes, *([self.parity] if self.label else [])], key=PARITY_CLASSES.index, default="exact")
 
 

@@ -11,17 +11,16 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from gpudiag.capture.hooks import Patches, skip_frame
 from gpudiag.errors import InputError
+from gpudiag.model.experiment import ParityKind
 
 if TYPE_CHECKING:
     from gpudiag.fixes.training_code import TrainingCode
-
-Parity = Literal["exact", "rounding", "low_precision", "semantics"]
 
 
 class Fix(msgspec.Struct, frozen=True):
@@ -29,7 +28,7 @@ class Fix(msgspec.Struct, frozen=True):
 
     id: str
     title: str
-    parity: Parity
+    parity: ParityKind
     change: str
     """The code change that a user would make."""
     conflicts: tuple[str, ...] = ()

@@ -102,10 +102,14 @@ class FixCall(msgspec.Struct, frozen=True):
         return self.id if self.value is None else f"{self.id}={self.value}"
 
 
+ParityKind = Literal["exact", "rounding", "low_precision", "semantics"]
+"""How far the results of a change may differ."""
+
+
 class Parity(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a change trains the same: losses and gradients of the first steps in units of the noise that its class may make."""
 
-    kind: Literal["exact", "rounding", "low_precision", "semantics"] = msgspec.field(name="class")
+    kind: ParityKind = msgspec.field(name="class")
     verdict: ParityVerdict
     reason: str = ""
     """Why it differs, or was not checked."""

@@ -10,7 +10,7 @@ import msgspec
 
 from gpudiag.fixes import FIX_BY_ID
 from gpudiag.fixes.fix import Fix as KnownFix
-from gpudiag.fixes.fix import Parity
+from gpudiag.model.experiment import ParityKind
 from gpudiag.model.finding import NO_GAIN, Finding, Where
 from gpudiag.model.report import ReportData
 from gpudiag.report import labels
@@ -247,7 +247,7 @@ def explain_test(identifier: str, report: ReportData, script: str = "", *, kept:
 
 NOT_ON_GPU = "not verified on a GPU"
 ONLY_VARIANT = "not injected into a running program: compare a changed copy, --variant NAME=script:COPY.py"
-_PARITY_CLASSES: dict[Parity, tuple[str, str]] = {
+_PARITY_CLASSES: dict[ParityKind, tuple[str, str]] = {
     "exact": ("exact", "the same losses and gradients"),
     "rounding": ("rounding", "losses and gradients differ by rounding in float32"),
     "low_precision": ("low precision", "they differ by rounding to 16 bit (or TF32)"),

@@ -1,10 +1,10 @@
 """Look at every page of the dashboard on all recordings of a folder: `python tests/benchmarks/sweep_pages.py FOLDER [--loads 6]`.
 
-Each page is opened at three widths, light and dark, and loaded again several times; it is then made narrower and wider again, left, and come
-back to. So are, on request, links into pages (--links: a finding, an op, an area of the time line) and a run that records meanwhile (--live
-puts one into FOLDER). Told are console errors and failed answers, errors that the page shows, figures and tables of no height, texts that
-lie on each other, pages wider than their window, and what axe-core finds serious at the first load. Exit code 1 where there is any.
-GPUDIAG_PICTURES=FOLDER keeps a picture of each.
+Each page is opened at three widths, light and dark, and loaded again several times; it is then made narrower and wider again, left, and
+come back to. So are, on request, links into pages (--links: a finding, an op, an area of the time line) and a run that records meanwhile
+(--live puts one into FOLDER). Told are console errors and failed answers, errors that the page shows, figures and tables of no height,
+texts that lie on each other, pages wider than their window, and what axe-core finds serious at the first load. Exit code 1 where there is
+any. GPUDIAG_PICTURES=FOLDER keeps a picture of each.
 
 A look waits until nothing is on its way to the server and the page has not changed for SETTLED_MS, and no longer.
 """

@@ -10,8 +10,8 @@ import pytest
 
 from gpudiag.errors import InputError
 from gpudiag.fixes import APPLIERS, FIX_BY_ID, FIXES, make_applier
-from gpudiag.fixes.fix import Fix, Parity
-from gpudiag.model.experiment import FixCall
+from gpudiag.fixes.fix import Fix
+from gpudiag.model.experiment import FixCall, ParityKind
 
 
 def test_ids_are_unique_and_readable() -> None:
@@ -35,7 +35,7 @@ def test_two_ways_to_capture_cuda_graphs_are_not_combined() -> None:
 def test_every_fix_says_what_it_does_and_how_results_may_differ() -> None:
     for fix in FIXES:
         assert fix.title
-        assert fix.parity in get_args(Parity)
+        assert fix.parity in get_args(ParityKind)
         assert fix.change
         if fix.id not in {"accumulation", "device-prefetch", "alloc-conf", "malloc"}:  # words about the loop, environment variables
             ast.parse(fix.change)
