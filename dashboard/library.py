@@ -36,6 +36,9 @@ ROWS_OF_REPORT = 10_000
 MOST_WAITING = 64
 """Analyses that run or wait for their turn: each is a thread."""
 
+RETRY_S = 10.0
+"""An analysis that failed this long ago is tried again when somebody looks: a run that still records has come further."""
+
 WAIT_S = 120.0
 """How long a request waits for an analysis: the frame asks for a page's content once it is done, so only then when it was forgotten."""
 
@@ -270,7 +273,8 @@ class Library:
             version = ()  # gone: the analysis says so
         with self._lock:
             work = self._open.get(key)
-            if work is None or (work.done.is_set() and work.version != version):
+            failed_long_ago = work is not None and work.error is not None and time.monotonic() - work.began > RETRY_S
+            if work is None or (work.done.is_set() and (work.version != version or failed_long_ago)):
                 if sum(not work.done.is_set() for work in self._open.values()) >= MOST_WAITING:
                     raise InputError(f"{MOST_WAITING} analyses wait for their turn already", "try again when some of them have ended")
                 work = self._open[key] = _Work(name, rank, path, version)

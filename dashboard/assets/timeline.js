@@ -252,8 +252,8 @@
     const whole = S.setup.to - S.setup.from, number = (value) => value.toLocaleString("en");
     const where = S.to - S.from >= whole ? `The whole recording, ${draw.units(whole)}.`
       : `${draw.units(S.to - S.from)} of ${draw.units(whole)}, from ${draw.units(S.from)} on.`;
-    const joined = S.data.joined ? `, ${number(S.data.joined)} of them drawn together in lower bars: zoom in` : "";
-    const text = `${where} ${number(S.data.events)} event${S.data.events === 1 ? "" : "s"} in and around sight${joined}.`;
+    const joined = S.data.joined ? `, ${number(S.data.joined)} of them too short to be drawn one by one: zoom in` : "";
+    const text = `${where} ${number(S.data.events)} event${S.data.events === 1 ? "" : "s"} of the lanes in sight${joined}.`;
     S.status.textContent = S.trouble ? `${S.trouble}. ${text}` : text;
     S.trouble = "";
     S.lanes.value = S.lane || "";

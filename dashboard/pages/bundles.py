@@ -220,12 +220,14 @@ def build_listed_row(one: Listed) -> Row:
     name = Cell(entry.name if entry.name != "." else "this folder", None, (_KINDS[entry.kind], entry.note), link=link)
     device = one.device or (_UNKNOWN if entry.kind == "bundle" else "")
     step, mfu, finding = _build_figures(one)
+    moment = components.format_moment(entry.created_unix_ns)
+    known = entry.kind in ("bundle", "experiments")
     return build_row(
         name, entry.program, Cell(one.status, css=f"badge {entry.status}" if one.status else ""), device,
         build_count_cell(entry.ranks) if entry.ranks > 1 or entry.kind == "bundle" else Cell(""),
         build_count_cell(entry.steps) if entry.steps is not None else Cell(""),
         step, mfu, finding,
-        Cell(components.format_moment(entry.created_unix_ns), entry.created_unix_ns),
+        Cell(moment if known else f"file: {moment}", entry.created_unix_ns),
         Cell(format_bytes(entry.size_bytes), entry.size_bytes),
     )  # fmt: skip
 

@@ -285,8 +285,9 @@ def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], st
         name = Cell(offer.fix.id, None, (offer.fix.title, state), link=link)
         ceiling = "unknown" if offer.ceiling_share is None else format_share(offer.ceiling_share)
         rows.append(build_row(name, Cell(ceiling, offer.ceiling_share), "; ".join(offer.findings)))
-    columns = (Column("fix"), Column("upper bound", "number"), Column("named by"))
-    caption = "Fixes that the findings name, the largest upper bound first"
+    bound = Column("finding's bound", "number", "upper bound of the finding that names it: several fixes may share it")
+    columns = (Column("fix"), bound, Column("named by"))
+    caption = "Fixes that the findings name, the largest bound of a finding first"
     table = components.build_table(Table(columns, tuple(rows), caption), view, css="few")
     card = components.build_card("Fixes that the findings name", table)
     if not fix:

@@ -262,6 +262,13 @@ def break_ns(window: Window) -> float:
     return min(lost_ns, float(window.wall_ns))
 
 
+def mean_kernel_ns(window: Window) -> float:
+    """Mean time of a kernel. Collectives are left out: they wait for other ranks."""
+    work = window.kernels.filter(~pl.col("collective").fill_null(False))["time_ns"]
+    require(work.len() > 0, _NO_WORK)
+    return float(work.sum()) / work.len()
+
+
 # fmt: off
 FACTS = (
     fact_of(causes_told, "bool"),
@@ -270,8 +277,7 @@ FACTS = (
     fact_of(stalls_recorded, "bool"),
     fact("kernels_per_step", "count", "Kernels, copies and memsets (on a CPU: ops that work) per analysed step.",
          per_step(lambda window: window.kernels)),
-    fact("mean_kernel_ns", "ns", "Busy time of the device per kernel.",
-         lambda window: window.busy_ns / window.kernels.height if window.kernels.height else raise_unknown(_NO_WORK)),
+    fact_of(mean_kernel_ns, "ns"),
     fact("graph_replay_share", "share", "Part of the kernels that a graph launch replayed.",
          gpu_only(lambda window: (float(window.kernels["replay"].fill_null(False).sum()) / window.kernels.height
                                   if window.kernels.height else raise_unknown(_NO_WORK)))),

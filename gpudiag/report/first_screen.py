@@ -99,11 +99,12 @@ def build_quality_tile(report: ReportData) -> Tile:
     if invalid or weak is not None:
         figure, tone = ("invalid", "critical") if invalid else ("weak", "warning")
     modelled = report.trust.modelled_share
-    note = (
-        ""
-        if modelled is None
-        else f"cost models cover {format_share(modelled)} of the {labels.name_work(report, 1)} time that can be modelled"
-    )
+    if weak is not None:
+        note = "findings lose one grade of confidence: open for the reasons"
+    elif modelled is not None:
+        note = f"cost models cover {format_share(modelled)} of the {labels.name_work(report, 1)} time that can be modelled"
+    else:
+        note = ""
     said = [data_quality.format_steps(report), data_quality.format_coverage(report), weak.message if weak else "", broken, *disturbed]
     opens: list[Block] = [*say_all(said), *([Listing(tuple(warnings), "warning")] if warnings else [])]
     opens.append(Paragraph("More on each figure stands under Data quality.", "quiet"))

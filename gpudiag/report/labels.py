@@ -12,7 +12,7 @@ from gpudiag.diagnosis.gains import find_measured_gain
 from gpudiag.fixes import FIX_BY_ID
 from gpudiag.model.event_labels import format_kernel_name, parse_site
 from gpudiag.model.finding import NO_GAIN, Evidence, Finding, Where
-from gpudiag.model.notices import NSYS_COMMAND, TO_RECORD, UNSEEN, NoticeCode, format_notice
+from gpudiag.model.notices import NSYS_COMMAND, TO_RECORD, UNSEEN, WITHHELD, NoticeCode, format_notice
 from gpudiag.model.ops import OVER_ROOF_ABOVE
 from gpudiag.model.report import OpRow, ReportData
 from gpudiag.model.timeline import BUSY_BUCKETS, IDLE_BUCKETS
@@ -253,10 +253,11 @@ def format_verdict(report: ReportData) -> str:
         first = "" if len(rows) == 1 else "mostly " if 2 * rows[0].share >= idle / wall else "largest part: "
         main = f" ({first}{_SHORT.get(rows[0].bucket, rows[0].label.removeprefix('idle: '))}{share})"
     clauses = sorted([*clauses, (idle / wall, f"idle{main}", "idle")], key=lambda clause: -clause[0])
-    # what is below five percent goes into the rest, except what is not known
-    told = [clause for clause in clauses if clause[0] >= (ROUNDS_TO_ZERO if clause[2] == "unknown" else 0.05)]
+    # what is below five percent goes into the rest, except what is not known, and what is larger than that
+    least = min([0.05, *(share for share, _, name in clauses if name == "unknown" and share >= ROUNDS_TO_ZERO)])
+    told = [clause for clause in clauses if clause[0] >= least]
     said = [f"{format_part(share)}{'' if index else ' of it'} {text}" for index, (share, text, _) in enumerate(told)]
-    rest = sum(share for share, _, _ in clauses) - sum(share for share, _, _ in told)
+    rest = 1 - sum(round(share, 2) for share, _, _ in told)
     others = f"; smaller parts make up the other {format_share(rest)}" if rest >= ROUNDS_TO_ZERO else ""
     listed = said[0] if len(said) == 1 else f"{', '.join(said[:-1])} and {said[-1]}"
     outside = next((notice.params["share"] for notice in report.trust.notices if notice.code == NoticeCode.DEVICE_TIME_OUTSIDE), None)
@@ -304,7 +305,7 @@ def is_lopsided(report: ReportData) -> bool:
 
 def find_plain_pace(report: ReportData) -> tuple[float, int] | None:
     """Return the median ns of a step without the profiler, and of how many, where the reader would doubt that of the recorded ones."""
-    pace, recorded = report.history, report.steps.median_ns or step_ns(report)
+    pace, recorded = report.history, (is_lopsided(report) and report.steps.median_ns) or step_ns(report)
     if pace is None or not pace.median_ns or 1 / _UNLIKE <= recorded / pace.median_ns <= _UNLIKE:
         return None
     return pace.median_ns, pace.plain
@@ -432,11 +433,14 @@ def format_place(place: Where, report: ReportData) -> str:
 
 def format_rule_counts(report: ReportData) -> str:
     """Return how many rules fired, passed and did not apply."""
-    counts = Counter(rule.status for rule in report.rules)
+    counts = Counter("suppressed" if rule.notice and rule.notice.code in WITHHELD else rule.status for rule in report.rules)
     if not counts:
         return "No rules were judged."
     weak = find_weak_measurement(report)
-    measured = f" ({weak.rule} on data quality)" if weak else ""
+    folded = sorted({rule for finding in report.findings for rule in finding.folded})
+    apart = [f"{weak.rule} on data quality"] if weak else []
+    apart += [f"{', '.join(folded)} explained by others"] if folded else []
+    measured = f" ({'; '.join(apart)})" if apart else ""
     parts = [f"{counts['fired']} fired{measured}", f"{counts['passed']} passed", f"{counts['not_applicable']} not applicable"]
     parts += [f"{counts['suppressed']} suppressed"] if counts["suppressed"] else []
     parts += [f"{counts['error']} failed"] if counts["error"] else []

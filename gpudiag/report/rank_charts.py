@@ -61,7 +61,9 @@ _IDLE = "#d2600f"
 _HATCH = "rgba(255,255,255,0.5)"
 _SHAPES = {
     "idle_data": "\\",
-    "idle_init": "x",
+    "idle_init": "-",
+    "idle_gc": ".",
+    "idle_profiler": "|",
     "idle_sync": "-",
     "idle_allocation": "|",
     "idle_io": "|",
@@ -121,7 +123,7 @@ def draw_rank_bars(report: ReportData) -> Figure | None:
             texts.append(f"<b>{bar.label}</b>{mean}<br>{part.label}<br>{format_ns(value)} ({share}) of {format_ns(whole)}")
         # The hatching: waiting and idle are told from work without colour too
         pattern: Figure = {"shape": ""}
-        if part.name in IDLE_BUCKETS or part.name == WAITS:
+        if part.name in IDLE_BUCKETS or part.name in (WAITS, "outside_recording"):
             pattern = {"shape": _SHAPES.get(part.name, "/"), "fgcolor": _HATCH, "fillmode": "overlay", "size": 7, "solidity": 0.35}
         lengths = [round(value * factor, 4) for value in values]
         data.append({
@@ -252,7 +254,8 @@ def format_bars_note(report: ReportData) -> str:
     several = report.job is not None and len(ranks.select_read_ranks(report.job)) > MOST_BARS
     waits = any(part.name == WAITS for part in select_bar_parts(report))
     said = ["Each bar between the fastest and the slowest rank is the mean of several that take about as long."] if several else []
-    said += ["The hatched end of a bar is wait time for ranks that arrive later; what stands before it is own time."] if waits else []
+    end = "The hatched end in the colour of communication is wait time for ranks that arrive later; what stands before it is own time."
+    said += [end] if waits else []
     return " ".join(said)
 
 

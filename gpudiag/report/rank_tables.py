@@ -57,8 +57,8 @@ _BESIDE = 120
 
 MESSAGE_COLUMNS = (
     Column("calls", "number", "of the analysed steps, matched on all ranks of the group", 96),
-    Column("skew", "number", "arrival skew: last arrival less first arrival, the median call", 100),
-    Column("wait", "number", "mean over calls and ranks: until the last rank arrives"),
+    Column("median skew", "number", "arrival skew: last arrival less first arrival, the median call", 100),
+    Column("mean wait", "number", "mean over calls and ranks: until the last rank arrives"),
     Column("transfer", "number", "mean over calls: from the last arrival to the end", 44),
     Column("bus", "number", "bus bandwidth: bytes over the transfer, times the factor of the collective (NCCL tests), as a link has it",
            60),
@@ -70,7 +70,7 @@ MESSAGE_COLUMNS = (
 _RANK_LEGEND = (
     "own: the step without wait time for ranks that arrive later. wait and transfer: in messages, before and after the last rank arrives."
 )
-MESSAGE_LEGEND = "Times are of one call. wait: until the last rank arrives, mean over the ranks; transfer: from then to the end."
+MESSAGE_LEGEND = "Times are of one call. skew: last arrival less first; wait: until the last rank arrives; transfer: from then to the end."
 
 
 def select_rank_rows(job: Job, most: int = FEW_RANKS) -> list[RankRow]:

@@ -116,7 +116,7 @@ def format_roofline_note(report: ReportData) -> str:
     rows = select_roofline_rows(report)
     if report.device is None or not report.device.peaks:
         why = data_quality.explain_missing_peaks(report)
-        return f"No roofline can be drawn: the peak rates of the device are unavailable. {why}".rstrip()
+        return f"No roofline can be drawn: the peak rates of the device are unavailable. {why[:1].upper()}{why[1:]}".rstrip()
     if not rows:
         return "No roofline can be drawn: no op has both FLOPs and bytes that are known (were shapes recorded?)."
     total = sum_op_ns(report.ops)

@@ -121,12 +121,12 @@ def _format_profiler_cost(found: StepHistory) -> str:
     extra = sum(cost.extra_ns for cost in found.profiler)
     if not found.profiler or not found.wall_ns or extra < _WORTH_TELLING * found.wall_ns:
         return ""
-    usual_ns = found.median_ns or 0
+    usual_ns = found.median_ns or 1
     told = [
-        f"{_PROFILER_LABELS[cost.label]} ({cost.steps} {labels.pluralize(cost.steps, 'step')} of {cost.median_ns / (usual_ns or 1):.1f} x "
-        "the usual time)"
+        f"{_PROFILER_LABELS[cost.label]} ({cost.steps} {labels.pluralize(cost.steps, 'step')}, on average "
+        f"{1 + cost.extra_ns / (cost.steps * usual_ns):.1f} x the usual time)"
         for cost in found.profiler
-        if cost.median_ns > usual_ns
+        if cost.extra_ns > 0
     ]
     return f"Profiling added {format_ns(extra)} to the {format_ns(found.wall_ns)} of all steps: {', '.join(told)}."
 

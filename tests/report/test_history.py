@@ -51,8 +51,8 @@ def test_what_matters_is_said_in_a_few_lines() -> None:
         "12 of 4,900 unprofiled steps took more than 1.5 times the median and cost 3.1 % of the time. Slowest: step 731, 2.31 s "
         "(2.10 s waiting for its batch, 90.0 ms garbage collection); step 1,000, 99.0 ms (80.0 ms in torch.save, wrote "
         "model.pt); step 7, 40.0 ms (unexplained).",
-        "Profiling added 1.18 s to the 62.0 s of all steps: recording (6 steps of 1.1 x the usual time), writing the trace (2 steps of "
-        "50.0 x the usual time).",
+        "Profiling added 1.18 s to the 62.0 s of all steps: recording (6 steps, on average 1.1 x the usual time), writing the "
+        "trace (2 steps, on average 50.0 x the usual time).",
     ]
 
 

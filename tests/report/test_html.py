@@ -104,7 +104,7 @@ def test_size_and_plotly_only_where_there_is_a_figure(pages: dict[str, str]) -> 
 
 def test_the_reason_stands_where_the_roofline_is_missing(pages: dict[str, str]) -> None:
     text = " ".join(" ".join(Page(pages["no device"]).texts).split())
-    assert "No roofline can be drawn: the peak rates of the device are unavailable. the device is not named in the recording" in text
+    assert "No roofline can be drawn: the peak rates of the device are unavailable. The device is not named in the recording" in text
 
 
 def test_the_content_is_the_same_as_in_the_terminal(pages: dict[str, str]) -> None:

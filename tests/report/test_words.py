@@ -184,7 +184,15 @@ def test_a_replayed_ceiling_has_an_error_and_none_is_told_in_words() -> None:
 def test_rules_that_only_weaken_the_measurement_are_told_apart() -> None:
     weak = sample.finding(rule="EFF-03", role="measurement", severity="info", bound="method")
     assert "1 fired (EFF-03 on data quality)" in labels.format_rule_counts(sample.report(findings=(weak,)))
-    assert "1 fired, " in labels.format_rule_counts(sample.report())
+    plain = sample.report(findings=(sample.finding(folded=()),))
+    assert "1 fired, " in labels.format_rule_counts(plain)
+    explains = sample.report(findings=(weak, sample.finding(folded=("OVH-03", "OVH-02"))))
+    assert "1 fired (EFF-03 on data quality; OVH-02, OVH-03 explained by others)" in labels.format_rule_counts(explains)
+
+
+def test_rules_that_are_withheld_count_as_suppressed() -> None:
+    held = RuleOutcome("OVH-01", "not_applicable", "", notice=make_notice(NoticeCode.WITHHELD_BY_PROFILER, slowdown=2.0, added_ns=1.0))
+    assert "0 not applicable, 1 suppressed" in labels.format_rule_counts(sample.report(rules=(held,)))
 
 
 def test_where_most_rules_lack_what_they_look_at_it_says_first_what_to_record() -> None:
