@@ -1,10 +1,10 @@
 """Look at every page of the dashboard on all recordings of a folder: `python tests/benchmarks/sweep_pages.py FOLDER [--loads 6]`.
 
 Each page is opened at three widths, light and dark, and loaded again several times; it is then made narrower and wider again, left, and
-come back to. So are, on request, links into pages (--links: a finding, an op, an area of the time line) and a run that records meanwhile
-(--live puts one into FOLDER). Told are console errors and failed answers, errors that the page shows, figures and tables of no height,
-texts that lie on each other, pages wider than their window, and what axe-core finds serious at the first load. Exit code 1 where there is
-any. GPUDIAG_PICTURES=FOLDER keeps a picture of each.
+come back to. So are, on request, links into pages (--links: a finding, an op, an area of the time line, a comparison with the first) and a
+run that records meanwhile (--live puts one into FOLDER). Told are console errors and failed answers, errors that the page shows, figures
+and tables of no height, texts that lie on each other, pages wider than their window, and what axe-core finds serious at the first load.
+Exit code 1 where there is any. GPUDIAG_PICTURES=FOLDER keeps a picture of each.
 
 A look waits until nothing is on its way to the server and the page has not changed for SETTLED_MS, and no longer.
 """
@@ -196,7 +196,8 @@ def main() -> int:
     given = parser.parse_args()
     with recorded_meanwhile(given.folder) if given.live else nullcontext():
         recordings = [LIVE] if given.live else given.recordings or sorted(path.name for path in given.folder.iterdir())
-        paths = [f"/{link}{name}" for name in recordings for link in LINKS]
+        links = (*LINKS, f"compare?other={recordings[0]}&bundle=")
+        paths = [f"/{link}{name}" for name in recordings for link in links]
         if not given.links:
             paths = ["/", *(f"/{page}?bundle={name}" for name in recordings for page in given.pages)]
         return sweep(given.folder, paths, given.widths, given.loads)
