@@ -27,6 +27,7 @@ from gpudiag_dashboard.pages import PAGES
 from gpudiag_dashboard.tabs import EXPERIMENTS_ALONE, explain_empty
 
 from gpudiag.errors import GpudiagError, InputError, suggest_nearest
+from gpudiag.report.labels import capitalize
 from gpudiag.report.render_html import read_asset
 
 SHOWN, POLL, HEAD, MAIN, ALERT = "shown", "poll", "head", "main", "alert"
@@ -81,7 +82,7 @@ def _build_content(view: View, page: Page | None, library: Library) -> tuple[boo
             entry = library.entry(name)
             if entry.kind == "experiments" and page.path != "/experiments":
                 link = components.build_link("To its experiments", view.href("/experiments"))
-                said = f"{EXPERIMENTS_ALONE[:1].upper()}{EXPERIMENTS_ALONE[1:]}"
+                said = capitalize(EXPERIMENTS_ALONE)
                 return False, components.build_empty(said, "gpudiag ab -o DIR wrote them.", link)
             if not page.needs_analysis or entry.kind == "experiments":
                 continue

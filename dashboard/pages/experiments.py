@@ -28,6 +28,7 @@ from gpudiag.report.blocks import Cell, Column, Row, Table, build_row
 from gpudiag.report.console import split_code_lines
 from gpudiag.report.experiment import summary, verdicts
 from gpudiag.report.experiment.intervals import draw_intervals
+from gpudiag.report.labels import capitalize
 from gpudiag.units import format_share
 
 MOST_ROWS = 60
@@ -305,7 +306,7 @@ def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], st
 
 def _build_refusal(why: str, hint: str) -> Component:
     """Return why something is not started here: a normal state, which no alarm is raised for."""
-    return html.P(clean_text(f"{why[:1].upper()}{why[1:]}{f' ({hint})' if hint else ''}."))
+    return html.P(clean_text(f"{capitalize(why)}{f' ({hint})' if hint else ''}."))
 
 
 def _build_plan(plan: jobs.RunPlan, refused: str | None, *, on_gpu: bool) -> Component:
@@ -314,7 +315,7 @@ def _build_plan(plan: jobs.RunPlan, refused: str | None, *, on_gpu: bool) -> Com
     if plan.why_not:
         last = _build_refusal(f"it cannot be started from here: {plan.why_not}", plan.hint)
     elif refused is not None:
-        last = build_quiet(f"{refused[:1].upper()}{refused[1:]}. In a terminal, the command above does the same.")
+        last = build_quiet(f"{capitalize(refused)}. In a terminal, the command above does the same.")
     else:
         place = clean_text(os.getcwd(), 400)
         last = build_quiet(f"It runs the program that the recording names, on this machine, in {place}. Start only what you know.")

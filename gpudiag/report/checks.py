@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from gpudiag.model.comparison import CheckData, GateOutcome, GateResult
 from gpudiag.report.blocks import Block, Cell, Column, Document, Listing, Paragraph, Section, Table, Tone, build_row
 from gpudiag.report.console import clean
-from gpudiag.report.labels import pluralize
+from gpudiag.report.labels import capitalize, pluralize
 
 OUTCOME_WORDS: dict[GateOutcome, str] = {"passed": "ok", "within_noise": "undecided", "failed": "FAIL", "unknown": "unknown"}
 _TONES: dict[GateOutcome, Tone] = {"passed": "good", "within_noise": "warning", "failed": "bad", "unknown": "warning"}
@@ -128,7 +128,7 @@ def format_doctor(verdict: str, checks: Sequence[Mapping[str, str]], width: int)
     shown = [{key: clean(text, _LONGEST_CHECK) for key, text in check.items()} for check in checks]
     column = max((len(check["name"]) for check in shown), default=0) + 2
     below = " " * (column + 2)
-    lines = textwrap.wrap(clean(f"{verdict[:1].upper()}{verdict[1:]}.", _LONGEST_CHECK), width)
+    lines = textwrap.wrap(clean(f"{capitalize(verdict)}.", _LONGEST_CHECK), width)
     for status in ("missing", "limited", "unknown", "ok", "not applicable"):
         chosen = [check for check in shown if check["status"] == status]
         paragraphs: list[tuple[str, str, str]] = []  # text, what stands before its first line, and before the others

@@ -64,7 +64,7 @@ def _build_step_tile(report: ReportData) -> Tile:
 
 def _build_busy_tile(report: ReportData) -> Tile:
     title, wall = f"{labels.name_device(report)} busy", report.breakdown.wall_ns
-    title = title[0].upper() + title[1:]
+    title = labels.capitalize(title)
     if wall <= 0 or any(notice.code is NoticeCode.NO_DEVICE_EVENTS for notice in report.trust.notices):
         return Tile(title, UNKNOWN, "no work of the device was recorded")
     idle = next((row for row in labels.build_bucket_rows(report, 99) if row.idle), None)

@@ -122,7 +122,7 @@ def _is_worth_telling(share: float, index: int) -> bool:
 
 def format_cause_meanings(found: list[IdleCause]) -> str:
     """Return what the names of causes mean that do not speak for themselves, as one paragraph."""
-    return " ".join(f"{cause.label[:1].upper()}{cause.label[1:]}: {cause.meaning}." for cause in found if cause.meaning)
+    return " ".join(f"{labels.capitalize(cause.label)}: {cause.meaning}." for cause in found if cause.meaning)
 
 
 def format_row_site(row: IdleRow | SyncRow) -> str:

@@ -212,6 +212,11 @@ def build_bucket_rows(report: ReportData, limit: int = 12) -> list[BucketRow]:
     return busy + sorted(named + unexplained, key=lambda row: -row.ns)
 
 
+def capitalize(text: str) -> str:
+    """Return `text` with a capital letter at its beginning."""
+    return text[:1].upper() + text[1:]
+
+
 def step_ns(report: ReportData) -> float:
     """Return the mean wall time of an analysed step in ns (the parts of the breakdown add up to the mean, not to the median)."""
     return report.breakdown.wall_ns / max(1, report.steps.count)

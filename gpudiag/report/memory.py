@@ -24,7 +24,7 @@ from gpudiag.report.blocks import (
     build_section,
     say_all,
 )
-from gpudiag.report.labels import ROUNDS_TO_ZERO, format_site, format_small_share, pluralize
+from gpudiag.report.labels import ROUNDS_TO_ZERO, capitalize, format_site, format_small_share, pluralize
 from gpudiag.units import format_bytes, format_count, format_ns, format_share
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def format_allocator(found: MemoryReport) -> str:
         if count is not None:
             parts.append(f"{count:,} {what}")
     text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    return f"{capitalize(text)}." if text else ""
 
 
 def list_memory_lines(found: MemoryReport) -> list[str]:

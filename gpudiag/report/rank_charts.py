@@ -18,7 +18,7 @@ from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BUCKETS, IDLE_BUCKETS
 from gpudiag.report import labels, ranks
 from gpudiag.report.console import clean
-from gpudiag.report.ranks import capitalize, format_ranges, format_sentence, select_read_ranks
+from gpudiag.report.ranks import format_ranges, format_sentence, select_read_ranks
 from gpudiag.units import format_bytes, format_ns, format_share
 
 Figure = dict[str, Any]
@@ -246,7 +246,7 @@ def format_traffic(job: Job | None) -> str:
     most, source, target = max(pairs, key=lambda pair: pair[0], default=(0, "", ""))
     word = "ranks" if any("-" in name for name in found.ranks) else "rank"
     said = f"Most between two: {format_bytes(most)} a step from {word} {source} to {word} {target}. " if most else ""
-    return f"{said}{capitalize(format_sentence(found.note)) if found.note else ''}".strip()
+    return f"{said}{labels.capitalize(format_sentence(found.note)) if found.note else ''}".strip()
 
 
 def format_bars_note(report: ReportData) -> str:

@@ -242,7 +242,7 @@ def build_straggler_card(report: ReportData) -> Card | None:
     if job is None or job.straggler is None:
         return None
     found, name = job.straggler, f"rank {job.straggler.rank}"
-    late = "" if ranks.find_straggler_finding(report) else ranks.capitalize(ranks.format_straggler_delay(found))
+    late = "" if ranks.find_straggler_finding(report) else labels.capitalize(ranks.format_straggler_delay(found))
     rows = tuple(build_row(*row) for row in ranks.build_difference_rows(found, report))
     columns = (Column("what differs"), *(Column(title, "number") for title in (name, "median rank", "difference")))
     table = Table(columns, rows, f"What takes {name} longer than the median rank")

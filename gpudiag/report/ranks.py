@@ -137,7 +137,7 @@ def format_straggler(report: ReportData) -> str:
     if job.straggler is None:
         said = format_sentence(job.no_straggler)
         judged = job.notice is None or job.notice.code == NoticeCode.NO_STRAGGLER
-        return capitalize(said) if judged else f"Whether a rank is a straggler cannot be told: {said}"
+        return labels.capitalize(said) if judged else f"Whether a rank is a straggler cannot be told: {said}"
     if finding := find_straggler_finding(report):
         return f"{format_straggler_title(job)}: finding {finding.rule} says more."
     return f"{format_straggler_title(job)}: {format_straggler_delay(job.straggler)} {explain_straggler(job.straggler)}"
@@ -166,7 +166,7 @@ def format_straggler_delay(found: Straggler) -> str:
 def explain_straggler(found: Straggler) -> str:
     """Return why the straggler is late, in one sentence, or that nothing tells."""
     if found.reason:
-        return capitalize(format_sentence(found.reason))
+        return labels.capitalize(format_sentence(found.reason))
     return "The cause is unknown." if found.cause == "not known" else f"The cause: {format_sentence(found.cause)}"
 
 
@@ -233,7 +233,9 @@ def format_clock_alignment(job: Job) -> str:
         of = f"{found.matched:,} {labels.pluralize(found.matched, 'message')}" if found.matched else "matched messages"
         differ = f"the ends of one message still differ by {format_ns(found.error_ns)} (95th percentile)"
         error = "" if found.error_ns is None else f"; {differ}"
-        return f"Clocks of the ranks are aligned by the ends of {of}{error}.{f' {capitalize(format_sentence(note))}' if note else ''}"
+        return (
+            f"Clocks of the ranks are aligned by the ends of {of}{error}.{f' {labels.capitalize(format_sentence(note))}' if note else ''}"
+        )
     said = "Times of different ranks are compared by the clocks of their machines, as recorded"
     if found.method == "none":
         said, note = "The clocks of the ranks could not be aligned", note or "wait time between ranks is unavailable"
@@ -258,8 +260,3 @@ def format_sentence(text: str) -> str:
     """Return a text of the analysis, harmless, with a full stop."""
     said = clean(text, _LONGEST_REASON).rstrip()
     return said if said.endswith((".", "!", "?")) else f"{said}."
-
-
-def capitalize(text: str) -> str:
-    """Return `text` with a capital letter at its beginning."""
-    return text[:1].upper() + text[1:]

@@ -14,6 +14,7 @@ from gpudiag.report.console import clean
 from gpudiag.report.labels import (
     OVER_ROOF,
     ROUNDS_TO_ZERO,
+    capitalize,
     compute_intensity,
     compute_over_roof,
     compute_rate,
@@ -116,7 +117,7 @@ def format_roofline_note(report: ReportData) -> str:
     rows = select_roofline_rows(report)
     if report.device is None or not report.device.peaks:
         why = data_quality.explain_missing_peaks(report)
-        return f"No roofline can be drawn: the peak rates of the device are unavailable. {why[:1].upper()}{why[1:]}".rstrip()
+        return f"No roofline can be drawn: the peak rates of the device are unavailable. {capitalize(why)}".rstrip()
     if not rows:
         return "No roofline can be drawn: no op has both FLOPs and bytes that are known (were shapes recorded?)."
     total = sum_op_ns(report.ops)

@@ -36,7 +36,7 @@ from gpudiag.report.console import clean
 from gpudiag.report.experiment import verdicts
 from gpudiag.report.experiment.intervals import Axis, compute_pair_ratios, draw_intervals
 from gpudiag.report.findings import SCRIPT_PLACEHOLDER
-from gpudiag.report.labels import pluralize
+from gpudiag.report.labels import capitalize, pluralize
 from gpudiag.units import format_bytes, format_ns, format_share
 
 AS_IS = "the baseline"
@@ -87,7 +87,7 @@ def _format_recipe_headline(data: ExperimentData) -> str:
     elif proof is not None and parity is not None and parity.verdict == "not_comparable":
         told = verdicts.explain_semantics(proof, parity)
         learns = ", and whether it learns as well is unknown" if not parity.alike else ""
-        training = f" {told[0].upper()}{told[1:]}{learns}."
+        training = f" {capitalize(told)}{learns}."
     # The yardstick of a stack is that of its loosest part: with other data than the baseline's, a change that is too large alone may pass
     parts = [one for one in data.experiments if one is not proof and one.fix in map(str, recipe.fixes) and verdicts.trains_differently(one)]
     if parts:
